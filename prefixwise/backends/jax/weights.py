@@ -8,6 +8,7 @@ shard holds an array of the same shape, padded with zeros; a shard's Q, K and V 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -172,7 +173,7 @@ def load_weights(
     layers = _load_layers(_Loaders(loader, norms, wide, experts, fp8), config, tensors, index)
     return ModelWeights(
         embedding=embedding,
-        layers=_fit_values(layers, config, index, mesh) if is_fp8 and config.pre_norms else layers,
+        layers=_fold_output_scale(layers, config, index, mesh) if is_fp8 and config.pre_norms else layers,
         final_norm=norms.vector(tensors["final_norm"]),
         head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
     )
@@ -242,32 +243,29 @@ def _load_layers(
     return layers._replace(fp8_scales=Fp8Scales(**scales)) if scales else layers
 
 
-def _fit_values(layers: LayerWeights, config: ModelConfig, index: ShardIndex, mesh: Mesh) -> LayerWeights:
-    """Fold the scale of attention's output in FP8 into V and O (`forward/fp8.py`)."""
+def _fold_output_scale(layers: LayerWeights, config: ModelConfig, index: ShardIndex, mesh: Mesh) -> LayerWeights:
+    """Fold the static scale of attention's output in FP8 into V and O (`forward/fp8.py`)."""
     of_values = index.qkv.reshape(-1) >= (config.num_heads + config.num_kv_heads) * config.head_size
+    assert layers.fp8_scales is not None
 
-    def bound(layer: LayerWeights) -> jax.Array:
-        assert layer.fp8_scales is not None and layer.attention_norm is not None
-        weights = layer.qkv.astype(jnp.float32) * layer.attention_norm.astype(jnp.float32)
-        of_rows = jnp.sqrt(config.model_size * jnp.sum(weights * weights, axis=1)) * layer.fp8_scales.qkv
-        if layer.qkv_bias is not None:
-            of_rows += jnp.abs(layer.qkv_bias.astype(jnp.float32))
+    def bound(layer: tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]) -> jax.Array:
+        qkv, scales, norm, bias = layer
+        weights = qkv.astype(jnp.float32) * norm.astype(jnp.float32)
+        of_rows = jnp.sqrt(config.model_size * jnp.sum(weights * weights, axis=1)) * scales
+        if bias is not None:
+            of_rows += jnp.abs(bias.astype(jnp.float32))
         return jnp.max(jnp.where(of_values, of_rows, 0))
 
-    def bounds(layers: LayerWeights) -> jax.Array:
-        """One layer after the other: in float32 all would take four times the memory of their codes."""
-        return jax.lax.map(bound, layers)
+    # One layer after the other: in float32 all would take four times the memory of their codes.
+    bounds = jax.jit(partial(jax.lax.map, bound), out_shardings=NamedSharding(mesh, P()))
+    found = np.asarray(bounds((layers.qkv, layers.fp8_scales.qkv, layers.attention_norm, layers.qkv_bias)))
+    factors = np.array([value_factor(float(each)) for each in found], np.float32)[:, None]
 
-    on_every_device = NamedSharding(mesh, P())
-    found = np.asarray(jax.jit(bounds, out_shardings=on_every_device)(layers))
-    factors = np.array([value_factor(float(bound)) for bound in found], np.float32)[:, None]
-
-    def fit(scales: Fp8Scales, bias: jax.Array | None) -> tuple[Fp8Scales, jax.Array | None]:
+    def fold(scales: Fp8Scales, bias: jax.Array | None) -> tuple[Fp8Scales, jax.Array | None]:
         of_rows = jnp.where(of_values, factors, 1)
-        fitted = scales._replace(qkv=scales.qkv * of_rows, o=scales.o / factors)
-        return fitted, None if bias is None else bias * of_rows.astype(bias.dtype)
+        folded = scales._replace(qkv=scales.qkv * of_rows, o=scales.o / factors)
+        return folded, None if bias is None else bias * of_rows.astype(bias.dtype)
 
-    assert layers.fp8_scales is not None
     given = layers.fp8_scales, layers.qkv_bias
-    fitted, bias = jax.jit(fit, out_shardings=jax.tree.map(lambda array: array.sharding, given))(*given)
-    return layers._replace(fp8_scales=fitted, qkv_bias=bias)
+    scales, bias = jax.jit(fold, out_shardings=jax.tree.map(lambda array: array.sharding, given))(*given)
+    return layers._replace(fp8_scales=scales, qkv_bias=bias)

@@ -307,8 +307,8 @@ class Transformer:
         weight = getattr(layer, matrix)
         if layer.fp8_scales is None:
             return linear(x, weight, bias)
-        is_fitted = matrix == "o" and layer.attention_norm is not None  # its scale is in the weights
-        codes, row_scales = (round_to_fp8(x), None) if is_fitted else self._ops.quantise(x)
+        has_static_scale = matrix == "o" and layer.attention_norm is not None  # folded into weights: `forward/fp8.py`
+        codes, row_scales = (round_to_fp8(x), None) if has_static_scale else self._ops.quantise(x)
         return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), bias)
 
     def _add_attended(

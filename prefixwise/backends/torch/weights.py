@@ -198,7 +198,7 @@ def load_weights(
     )
     loader.fill_matrices(workers or Workers(None))
     for layer in weights.layers:
-        _fit_values(config, layer)
+        _fold_output_scale(config, layer)
     return weights
 
 
@@ -233,8 +233,8 @@ def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.d
     return replace(weights, fp8_scales=Fp8Scales(**scales)) if is_fp8 else weights
 
 
-def _fit_values(config: ModelConfig, layer: LayerWeights) -> None:
-    """Fold the scale of attention's output in FP8 into V and O."""
+def _fold_output_scale(config: ModelConfig, layer: LayerWeights) -> None:
+    """Fold the static scale of attention's output in FP8 into V and O."""
     if layer.fp8_scales is None or layer.attention_norm is None:
         return
     rows = slice((config.num_heads + config.num_kv_heads) * config.head_size, None)
