@@ -58,7 +58,9 @@ def test_the_paged_runner_takes_models_whose_parts_it_has(changes: dict[str, Any
     assert has_paged_attention(replace(QWEN3_06B, **changes)) is expected
 
 
-def test_hoppers_kernel_is_left_out_where_scores_are_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hoppers_kernel_is_left_out_where_scores_are_not_plain_or_it_does_not_compile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It has no windows and no capped scores; the kernel for all GPUs has."""
     pytest.importorskip("triton")
     from prefixwise.backends.torch import kernel_choice
@@ -74,3 +76,12 @@ def test_hoppers_kernel_is_left_out_where_scores_are_not_plain(monkeypatch: pyte
         transformer = Transformer(config, weights, None, Workers(None))
         assert kernel_choice._choose_attention(transformer, "fp8_keys")._prefix is expected
     assert probed == [{"has_fp8_queries": True, "has_fp8_result": True}]
+
+    def fail(*_: Any, **kinds: bool) -> None:
+        if kinds["has_fp8_result"]:
+            raise RuntimeError("no such conversion")
+
+    monkeypatch.setattr(attention.PagedAttention, "probe", fail)
+    transformer = Transformer(small, weights, None, Workers(None))
+    assert kernel_choice._choose_attention(transformer, "auto")._prefix is tunings[1]
+    assert "a faster attention does not work here: no such conversion" in caplog.text
