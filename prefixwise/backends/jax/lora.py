@@ -92,6 +92,10 @@ def check_lora(config: ModelConfig, options: BackendOptions) -> None:
         return
     if config.experts is not None:
         raise BackendError("LoRA adapters are not supported for models with experts (MoE): expected max_loras 0")
+    if options.quantization is not None:  # V and O have a scale in them that adapters do not know
+        raise BackendError(
+            f"LoRA adapters are not supported with quantization {options.quantization}: expected max_loras 0"
+        )
     if options.tp_size > 1:
         message = f"LoRA adapters are not supported with tensor parallelism: expected tp_size 1, got {options.tp_size}"
         raise BackendError(f"{message}; max_loras 0 turns them off")

@@ -317,6 +317,11 @@ class TestRefusals:
         with pytest.raises(BackendError, match="tp_size=4 needs an intermediate_size that is a multiple of 64"):
             jax_backend(random_checkpoint(SMALL), device="cpu", tp_size=4)
 
+    def test_lora_adapters(self, on_cpu: None) -> None:
+        """They would add to values that are scaled."""
+        with pytest.raises(BackendError, match="LoRA adapters are not supported with quantization fp8"):
+            jax_backend(random_checkpoint(SMALL), device="cpu", max_loras=1)
+
     @pytest.mark.parametrize("dtype", ["float16", "float32"])
     def test_dtypes(self, on_cpu: None, dtype: str) -> None:
         with pytest.raises(BackendError, match=f"quantization fp8 needs dtype bfloat16 .* got {dtype}"):
