@@ -29,7 +29,8 @@ from prefixwise.models.config import ModelConfig
 
 
 class Fp8Scales(NamedTuple):
-    """Of the rows out of the layers' matrices in FP8, float32: a weight is its code times the scale of its row."""
+    """Of the rows out of the layers' matrices in FP8, float32: a weight is its code times the scale of its row. Where
+    attention's output has a static scale, V is that times a power of two, and O divided by it."""
 
     qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H]
     o: jax.Array  # [Ly, D]
@@ -45,7 +46,7 @@ class LayerWeights(NamedTuple):
 
     attention_norm: jax.Array | None  # [Ly, D]; norms may be float32 where the other weights are not
     qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H, D]: of each shard its query heads [Kl, Gl], its keys, its values
-    qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]
+    qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]; in FP8 V's is scaled as V is
     q_norm: jax.Array | None  # [Ly, H]; a norm of all heads together: [Ly, tp Kl Gl H]
     k_norm: jax.Array | None  # [Ly, H]; a norm of all heads together: [Ly, tp Kl H]
     o: jax.Array  # [Ly, D, tp Kl Gl H]

@@ -41,7 +41,8 @@ class ExpertWeights:
 
 @dataclass(frozen=True)
 class Fp8Scales:
-    """Of the rows out of a layer's matrices in FP8, float32: a weight is its code times the scale of its row."""
+    """Of the rows out of a layer's matrices in FP8, float32: a weight is its code times the scale of its row. Where
+    attention's output has a static scale, V is that times a power of two, and O divided by it."""
 
     qkv: Tensor  # [(N + 2 K) H]
     o: Tensor  # [D]
@@ -55,7 +56,7 @@ class LayerWeights:
 
     attention_norm: Tensor | None  # [D]; norms may be float32 whatever the dtype of the rest
     qkv: Tensor  # [(N + 2 K) H, D]
-    qkv_bias: Tensor | None  # [(N + 2 K) H]
+    qkv_bias: Tensor | None  # [(N + 2 K) H]; in FP8 V's is scaled as V is
     qk_norm: Tensor | None  # [N + K, H]: the query heads' weights, then the key heads'
     o: Tensor  # [D, N H]
     mlp_norm: Tensor | None  # [D]
