@@ -82,8 +82,8 @@ def plain(value: object) -> object:
     """
     if isinstance(value, (str, list, tuple, int, float, dict, bytes)):
         return value.item() if isinstance(value, np.generic) else value  # np.float64 is a float
-    if isinstance(value, np.ndarray) and value.ndim > 1 and value.dtype.kind in "fV":  # V: bfloat16
-        return value
+    if isinstance(value, np.ndarray):  # first: there may be one per item, and asking for a protocol is slow
+        return value if value.ndim > 1 and value.dtype.kind in "fV" else value.tolist()  # V: bfloat16
     if isinstance(value, _Array):
         return value.tolist()
     if isinstance(value, _Column):
