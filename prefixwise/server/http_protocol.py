@@ -2,6 +2,7 @@
 
 head          its bytes, the number of its headers (trailers count, too)
 pipelining    requests behind the one in progress
+upgrade       a request that offers another protocol (`Upgrade: h2c`, as Java's HttpClient does) is served in this one
 
 A check costs a request an addition or a look into a dict; what needs a clock or other connections is in
 `connections.py`.
@@ -10,6 +11,7 @@ A check costs a request an addition or a look into a dict; what needs a clock or
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import httptools
@@ -21,6 +23,8 @@ from uvicorn.server import ServerState
 from prefixwise.contract.errors import InvalidRequestError
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.context import CONNECTION_KEY, new_request_id
+
+_BODY_HEADERS = (b"content-length", b"transfer-encoding")
 
 
 class RefusedError(Exception):
@@ -70,6 +74,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_hosts = 0  # headers of that name in this request
         self._header_bytes = 0  # of this request, as far as parsed
         self._unparsed = 0  # bytes since the parser last came to the end of a head, or to a part of a body
+        self._repeats_head = False  # the parser reads a head that it has seen, for the sake of its body
         self.is_reserved = False  # a connection beyond the limits
         self._ignores_input = False  # the connection ends with the response in progress
         self.is_head_due = True  # a new connection, or one whose request has begun and has no complete head
@@ -102,14 +107,23 @@ class HttpProtocol(HttpToolsProtocol):
         self.heard = self.loop.time()
         self._unparsed += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # the server knows no other protocol, and answers the request
+            self._parse(data)
         except httptools.HttpParserError as error:
             self.refuse(error.__context__ if isinstance(error.__context__, RefusedError) else _invalid_http())
         else:
             if self._unparsed > self._max_header_bytes:
                 self.refuse(_headers_too_large(self._max_header_bytes))
+
+    def _parse(self, data: bytes) -> None:
+        """Where a request offers another protocol, the parser takes its body for that protocol's: it reads the body
+        behind a head that offers none."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                self._repeats_head = True
+                data = _head_for_body(self.cycle.scope["headers"]) + data[upgrade.args[0] :]
 
     # Called by the parser
 
@@ -140,6 +154,9 @@ class HttpProtocol(HttpToolsProtocol):
             raise RefusedError(431, message, code="too_many_headers")
 
     def on_headers_complete(self) -> None:
+        if self._repeats_head:
+            self._repeats_head = self.is_head_due = self.has_begun = False
+            return
         if self._num_hosts != 1 and self.parser.get_http_version() != "1.0":
             message = f"a request must have one Host header, got {self._num_hosts}"
             raise RefusedError(400, message, code="invalid_host")
@@ -161,6 +178,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._unparsed = 0
         self.body_bytes += len(body)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # else its body follows
+            super().on_message_complete()
 
     # Called by the request in progress
 
@@ -244,6 +265,12 @@ class _ResponseWriter(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
+
+
+def _head_for_body(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A head that says where the body ends, as these headers do."""
+    lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in headers if name in _BODY_HEADERS)]
+    return b"\r\n".join((*lines, b"", b""))
 
 
 def _response(refused: RefusedError) -> bytes:

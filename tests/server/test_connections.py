@@ -214,6 +214,36 @@ async def test_a_head_and_a_body_within_the_limits_are_served() -> None:
     assert server.refused() == {}
 
 
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+def test_a_request_that_offers_another_protocol_is_served_with_its_body(size: int) -> None:
+    """As Java's HttpClient sends it: without TLS it offers HTTP/2. The bytes arrive in parts of this size."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
+    chunked = POST.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked")[:-2] + offer
+    sent = POST[:-2] + offer + b"0123456789" + chunked + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n" + GET[:-2] + offer + GET
+    bodies: list[bytes] = []
+
+    async def run() -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            body, more = b"", True
+            while more:
+                message = await receive()
+                body, more = body + message.get("body", b""), message.get("more_body", False)
+            bodies.append(body)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        protocol = Server().connect()
+        protocol.app = app
+        for start in range(0, len(sent), size):
+            protocol.data_received(sent[start : start + size])
+            await settle()
+        assert not protocol.is_head_due
+        assert transport_of(protocol).state == "open"
+
+    asyncio.run(run())
+    assert bodies == [b"0123456789", b"abcde", b"", b""]
+
+
 @in_loop
 async def test_pipelined_requests_beyond_the_limit_are_not_read() -> None:
     server = Server(max_pipelined_requests=3)
