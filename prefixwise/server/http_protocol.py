@@ -229,6 +229,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Send the error and close. If earlier requests have no response yet, they get theirs, and no error follows."""
         self._connections.count(refused.code)
         self._ignores_input = True
+        if self.pipeline and self.cycle.more_body and self._running is not None:
+            self.pipeline.popleft()  # the last one will never be whole
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running
         if self.is_busy and not self.cycle.more_body:
             self.cycle.keep_alive = False  # the last one closes the connection
             scope = self.cycle.scope  # uvicorn before 0.53 says so only where the request asks for it

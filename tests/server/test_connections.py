@@ -261,18 +261,32 @@ async def test_pipelined_requests_beyond_the_limit_are_not_read() -> None:
     assert server.refused() == {"too_many_pipelined": 1}
 
 
-@in_loop
-async def test_an_error_behind_a_request_does_not_replace_its_response() -> None:
-    server = Server()
-    protocol = server.connect()
-    server.hold.clear()
-    protocol.data_received(GET + b"hello there\r\n\r\n")
-    await settle()
-    assert transport_of(protocol).sent == b""
-    server.hold.set()
-    await settle()
-    assert transport_of(protocol).sent.startswith(b"HTTP/1.1 200 OK")
-    assert transport_of(protocol).state == "closed"
+@pytest.mark.parametrize("num_before", [1, 2, 3])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"hello there\r\n\r\n",
+        POST.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked") + b"2\r\nab\r\nhello\r\n",
+    ],
+    ids=["no request", "a body that breaks off"],
+)
+def test_an_error_behind_requests_does_not_replace_their_responses(num_before: int, behind: bytes) -> None:
+    async def run() -> None:
+        server = Server()
+        protocol = server.connect()
+        server.hold.clear()
+        protocol.data_received(GET * num_before + behind)
+        await settle()
+        assert transport_of(protocol).sent == b""
+        server.hold.set()
+        await settle()
+        assert transport_of(protocol).sent.count(b"HTTP/1.1 ") == num_before
+        assert transport_of(protocol).sent.count(b"HTTP/1.1 200 OK") == len(server.paths) == num_before
+        assert transport_of(protocol).sent.count(b"connection: close") == 1
+        assert transport_of(protocol).state == "closed"
+        assert server.refused() == {"invalid_http": 1}
+
+    asyncio.run(run())
 
 
 @in_loop
