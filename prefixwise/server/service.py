@@ -260,7 +260,7 @@ class Service:
         its time."""
         if self.other_metrics is None:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await asyncio.to_thread(work)
 
     def end_share(self, share: BodyShare) -> None:
         """A request is over: its memory is free, and soon the host's again if it was large. On the event loop."""

@@ -118,6 +118,8 @@ def test_every_fault_has_its_error(server: ServerProcess, adapters: dict[str, Pa
     for path, body, *wanted in cases:
         assert list(error_of(post(server, path, **body))) == wanted
     assert "use_dora" in post(server, load, lora_name="new", lora_path=broken).text
+    taken = post(server, load, lora_name="default", lora_path=first).json()["error"]["message"]
+    assert taken.endswith(', got "default" (string)')
     post(server, load, lora_name="second", lora_path=first)
     full = post(server, load, lora_name="third", lora_path=first)
     assert error_of(full) == (400, VALUE, "too_many_loras", "lora_name")

@@ -92,4 +92,4 @@ def _text(body: Body, name: str) -> str:
 
 async def _on_a_thread(work: Callable[[], object]) -> None:
     """The device is waited for, and files are read."""
-    await asyncio.get_running_loop().run_in_executor(None, work)
+    await asyncio.to_thread(work)
