@@ -8,6 +8,7 @@ both forms.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import shutil
@@ -25,7 +26,9 @@ import psutil
 import pytest
 
 from prefixwise.contract.errors import BackendError
+from prefixwise.host import NO_THREAD
 from prefixwise.server.launch import ENGINE_FAILED_STATUS
+from prefixwise.server.workers.channel import Channel
 from prefixwise.server.workers.children import DEATH_SECONDS, Deaths, fork
 from prefixwise.server.workers.sockets import keep_socket_folder, make_socket_folder
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
@@ -445,6 +448,19 @@ def test_a_process_without_room_for_its_channel_is_a_clear_error(monkeypatch: py
     monkeypatch.setattr("prefixwise.server.workers.channel.socket.socketpair", socketpair)
     with pytest.raises(BackendError, match=r"HTTP worker 0 cannot be started: Too many open files; .*ulimit -n"):
         fork("HTTP worker 0", 0, lambda channel: 0)
+
+
+def test_a_process_without_room_for_its_threads_fails_with_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+
+    def main(channel: Channel) -> NoReturn:
+        logging.basicConfig(filename=file, format="%(message)s", force=True)
+        raise RuntimeError("can't start new thread")  # as Python says it
+
+    child = fork("HTTP worker 0", 0, main)
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 1
+    assert file.read_text() == f"HTTP worker 0 has failed: {NO_THREAD}\n"
+    child.channel.close()
 
 
 def test_the_files_of_a_server_look_new_to_what_cleans_its_folder(tmp_path: Path) -> None:

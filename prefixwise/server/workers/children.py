@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from prefixwise.contract.errors import BackendError
+from prefixwise.host import NO_THREAD, lacks_threads
 from prefixwise.server.logs import flush_log
 from prefixwise.server.usage import Elapsed, Silence, Usage
 from prefixwise.server.workers.channel import Channel, EngineUp
@@ -155,8 +156,11 @@ def _run(name: str, channel: Channel, main: Callable[[Channel], int]) -> NoRetur
     try:
         signal.set_wakeup_fd(-1)  # the handlers do nothing, and stay; programs that the child starts have none
         status = main(channel)
-    except BaseException:
-        log.exception("%s has failed", name)
+    except BaseException as error:
+        if lacks_threads(error):
+            log.error("%s has failed: %s", name, NO_THREAD)
+        else:
+            log.exception("%s has failed", name)
     finally:
         flush_log()
         os._exit(status)
