@@ -170,6 +170,14 @@ class TestLongSteps:
             each.line = behind[0].line
         assert StepRunner(100).run(first, *behind).requests == [first, *behind[-1:] * is_served]
 
+    def test_requests_of_one_line_that_have_begun_leave_each_other_a_share(self) -> None:
+        """The oldest has what is left of the line's turn, and the one that has not begun nothing."""
+        states = first, begun, last, _ = [state_of(0, [10] * 300) for _ in range(4)]
+        first.started = begun.started = 0.0
+        begun.line = last.line = first.line
+        step = StepRunner(1000).run(*states)
+        assert [tokens_of(step, state) for state in states] == [500, 250, 0, 250]
+
     def test_no_step_has_more_tokens_than_fit_in_memory(self) -> None:
         """However little they weigh."""
         runner = StepRunner(4000, max_tokens=512, longest_tokens=4000)
