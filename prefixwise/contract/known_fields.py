@@ -56,7 +56,7 @@ _CONSTRAINTS = (
     *("logits_processors", "custom_logit_processor", "logit_bias"),
 )
 _OTHER_LOGITS = {
-    **dict.fromkeys(_CONSTRAINTS, NotServed(_LOGITS, harmless=([], {}))),
+    **dict.fromkeys(_CONSTRAINTS, NotServed(_LOGITS, harmless=([], {}, ""))),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), NotServed(_LOGITS, harmless=(0, 0.0))),
     "repetition_penalty": NotServed(_LOGITS, harmless=(1, 1.0)),
     "min_tokens": NotServed(_LOGITS, harmless=(0,)),
@@ -68,9 +68,10 @@ def not_generated(why: str) -> dict[str, NotServed]:
     return {
         **dict.fromkeys(("temperature", "top_p", "n"), NotServed(why, harmless=(1, 1.0))),
         **dict.fromkeys(("stream", "logprobs"), NotServed(why, harmless=(False,))),
-        **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_logprobs", "stream_options"), NotServed(why)),
-        **dict.fromkeys(("tools", "stop"), NotServed(why, harmless=([],))),
-        "tool_choice": NotServed(why, harmless=("none",)),
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_logprobs"), NotServed(why, harmless=(0,))),
+        **dict.fromkeys(("tools", "stop"), NotServed(why, harmless=([], ""))),
+        "stream_options": NotServed(why),
+        "tool_choice": NotServed(why, harmless=("none", "auto")),
         "response_format": NotServed(why, harmless=({"type": "text"},)),
     }
 

@@ -138,6 +138,8 @@ def test_a_known_field_that_is_not_served_is_an_error(
             for path in ("/v1/score", "/v1/rerank", "/score", "/v1/embeddings")
         ),
         ("/v1/score", {"logit_bias": {}, "bad_words": [], "guided_json": None, "presence_penalty": 0}),
+        ("/v1/rerank", {"max_tokens": 0, "top_logprobs": 0, "tool_choice": "auto", "stop": "", "regex": ""}),
+        ("/v1/completions", {"tool_choice": "auto", "stop": ""}),
         ("/tokenize", {"return_token_strs": False, "messages": None}),
         ("/v1/embeddings", {"normalize": False, "embed_dtype": "float32", "endianness": "little"}),
     ],
