@@ -450,6 +450,7 @@ def test_a_process_without_room_for_its_channel_is_a_clear_error(monkeypatch: py
         fork("HTTP worker 0", 0, lambda channel: 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # of Python and JAX, where other tests have started threads
 def test_a_process_without_room_for_its_threads_fails_with_one_line(tmp_path: Path) -> None:
     file = tmp_path / "log"
 
