@@ -50,6 +50,19 @@ def make_fp8(source: Path, folder: Path, block: tuple[int, int] | None = (128, 1
     return quantised_copy(source, folder, stated, quantise)
 
 
+def make_scaled_fp8(source: Path, folder: Path, config: dict[str, Any], kind: str) -> Path:
+    """Codes and `weight_scale`, as fbgemm ("row of 1") and ModelOpt ("tensor", "row", "block") export them."""
+
+    def quantise(layer: str, weight: Tensor) -> dict[str, Tensor]:
+        rows, columns = weight.shape
+        block = {"tensor": (rows, columns), "block": (128, 128)}.get(kind, (1, columns))
+        codes, scales = float8_blocks(weight, block)
+        shape = {"tensor": (), "row": (rows,), "block": (scales.shape[0], 1, scales.shape[1], 1)}.get(kind, (rows, 1))
+        return {"weight": codes, "weight_scale": scales.reshape(shape), "input_scale": torch.tensor(0.5)}
+
+    return quantised_copy(source, folder, config, quantise)
+
+
 def float8_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Codes, and the scale of each block, whose largest number becomes float8's largest."""
     rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))

@@ -92,7 +92,7 @@ def _open(path: Path, name: str) -> Checkpoint:
     architectures = raw.get("architectures") or []
     check_attention(raw, architectures)
     family = family_of_hf(architectures)
-    scheme = read_quantization(raw)
+    scheme = read_quantization(raw if "quantization_config" in raw else raw | _read_modelopt(path))
     stored = dequantised_tensors(scheme, _open_weight_files(path))
     is_classifier = not any(each in family.hf_architectures for each in architectures)
     config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
@@ -116,6 +116,12 @@ def _open(path: Path, name: str) -> Checkpoint:
         quantization=None if scheme is None else scheme.quantization,
         logit_score=None if is_classifier else _read_logit_score(path, config.vocab_size),
     )
+
+
+def _read_modelopt(path: Path) -> dict[str, Any]:
+    """The quantisation that ModelOpt writes into a file of its own; older versions write it nowhere else."""
+    file = path / "hf_quant_config.json"
+    return {"quantization_config": _read_json(file)} if file.exists() else {}
 
 
 def _split_projections(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

@@ -30,6 +30,7 @@ from tests.quantised_checkpoints import (
     make_compressed,
     make_fp8,
     make_gptq,
+    make_scaled_fp8,
     quantised_copy,
 )
 from tests.reference import PROBABILITY_BOUND, Reference, expected_scores
@@ -110,6 +111,71 @@ class TestFp8:
 
         codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
         np.testing.assert_array_equal(_FLOAT8, codes.float().numpy())
+
+
+MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]}
+
+
+class TestScaledFp8:
+    """`fbgemm_fp8` and ModelOpt's, whose exports by ModelOpt 0.47 are read in the same way."""
+
+    @pytest.mark.parametrize(
+        ("config", "kind", "title", "of_activations"),
+        [
+            ({"quant_method": "fbgemm_fp8"}, "row of 1", "fbgemm_fp8 (e4m3, per channel)", True),
+            (MODELOPT | {"quant_algo": "FP8"}, "tensor", "modelopt fp8 (e4m3, one scale per tensor)", True),
+            (
+                MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+                "row",
+                "modelopt fp8 (e4m3, per channel)",
+                True,
+            ),
+            (MODELOPT | {"quant_algo": "fp8_pb_wo"}, "block", "modelopt fp8 (e4m3, blocks of 128 x 128)", False),
+            (
+                {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+                "tensor",
+                "modelopt fp8 (e4m3, one scale per tensor)",
+                True,
+            ),
+        ],
+        ids=["fbgemm", "tensor", "row", "block", "nested"],
+    )
+    def test_a_weight_is_its_code_times_its_scale(
+        self, config: dict[str, Any], kind: str, title: str, of_activations: bool, dense: Path, tmp_path: Path
+    ) -> None:
+        folder = make_scaled_fp8(dense, tmp_path / "fp8", config, kind)
+        stored, expected = load_file(folder / "model.safetensors"), {}
+        for name in [name.removesuffix(".weight") for name in stored if name.endswith("_proj.weight")]:
+            codes, scales = stored[f"{name}.weight"].float(), stored[f"{name}.weight_scale"]
+            if kind == "block":
+                scales = scales[:, 0, :, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)
+                scales = scales[: codes.shape[0], : codes.shape[1]]
+            expected[name] = codes * (scales[:, None] if kind == "row" else scales)
+        assert_weights(folder, expected)
+        assert open_checkpoint(folder).quantization == Quantization(title, of_activations=of_activations)
+
+    def test_modelopt_s_own_file_is_read_where_the_config_says_nothing(self, dense: Path, tmp_path: Path) -> None:
+        config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+        folder = make_scaled_fp8(dense, tmp_path / "fp8", config, "tensor")
+        expected = matrices(open_checkpoint(folder))
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "hf_quant_config.json").write_text(json.dumps(raw.pop("quantization_config")))
+        (folder / "config.json").write_text(json.dumps(raw))
+        assert_weights(folder, {name: torch.from_numpy(weight) for name, weight in expected.items()})
+
+    def test_a_model_whose_kv_cache_alone_is_quantised_is_dense(self, dense: Path, tmp_path: Path) -> None:
+        config = MODELOPT | {"quant_algo": None, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+        folder = quantised_copy(dense, tmp_path / "kv", config, lambda layer, weight: {"weight": weight})
+        assert open_checkpoint(folder).quantization is None
+        assert_weights(
+            folder, {name: torch.from_numpy(each) for name, each in matrices(open_checkpoint(dense)).items()}
+        )
+
+    @pytest.mark.parametrize("algorithm", ["NVFP4", "MIXED_PRECISION", None, 8])
+    def test_other_algorithms_are_refused_by_name(self, algorithm: object, dense: Path, tmp_path: Path) -> None:
+        folder = make_scaled_fp8(dense, tmp_path / "fp8", MODELOPT | {"quant_algo": algorithm}, "tensor")
+        with pytest.raises(ModelLoadError, match=f"unsupported modelopt quant_algo {algorithm!r}; supported: FP8, FP8"):
+            open_checkpoint(folder)
 
 
 COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, str]] = {
@@ -427,10 +493,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("config", "said"),
         [
-            ({"quant_method": "bitsandbytes"}, "unsupported quantization 'bitsandbytes'; supported: fp8, compressed-"),
+            ({"quant_method": "bitsandbytes"}, "unsupported quantization 'bitsandbytes'; supported: fp8, fbgemm_fp8, "),
             ({"quant_method": None}, "unsupported quantization None; supported: fp8"),
             ({"quant_method": ["fp8"]}, "unsupported quantization ['fp8']; supported: fp8"),
-            ({"load_in_8bit": True}, "unsupported quantization 'bitsandbytes'; supported: fp8, compressed-"),
+            ({"load_in_8bit": True}, "unsupported quantization 'bitsandbytes'; supported: fp8, fbgemm_fp8, "),
             ([1], "quantization_config must be an object, got"),
             ({"quant_method": "awq", "version": "gemv"}, "unsupported awq version 'gemv'; supported: gemm"),
             ({"quant_method": "awq", "bits": 3}, "unsupported awq bits 3; supported: 4"),
@@ -583,7 +649,9 @@ class TestRefusals:
         raw = json.loads((folder / "config.json").read_text())
         del raw["quantization_config"]
         (folder / "config.json").write_text(json.dumps(raw))
-        with pytest.raises(ModelLoadError, match=rf"{part}' of a quantised layer; expected a .* supported: fp8, comp"):
+        with pytest.raises(
+            ModelLoadError, match=rf"{part}' of a quantised layer; expected a .* supported: fp8, fbgemm"
+        ):
             open_checkpoint(folder)
 
     def test_experts_in_one_tensor(self, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Quantised checkpoints in Hugging Face's layout: from `quantization_config` and the tensors of a format to weights.
 
     fp8                   weight (float8) and weight_scale_inv, of blocks of 128 x 128 (Qwen), or of the whole tensor
+    fbgemm_fp8, modelopt  weight (float8) and weight_scale, of rows, blocks of 128 x 128 or the whole tensor
     compressed-tensors    weight (float8 or int8) and weight_scale; or weight_packed (4 or 8 bits) and weight_scale
     awq                   qweight, qzeros and scales, transposed; four bits in the order of AutoAWQ's GEMM kernels
     gptq                  qweight, qzeros and scales, transposed; four or eight bits, g_idx where columns were sorted
@@ -16,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefixwise.contract.errors import ModelLoadError, describe
-from prefixwise.models.checkpoint import NUMBER_DTYPES, Quantization, StoredTensor
+from prefixwise.models.checkpoint import Quantization, StoredTensor
 from prefixwise.models.quantization.awq_gptq import awq, gptq
 from prefixwise.models.quantization.compressed_tensors import compressed_tensors
-from prefixwise.models.quantization.layers import Layer, ReadWeight, matrix_of, read_block, scale_grid
-from prefixwise.models.quantization.tensors import QuantisedTensor
+from prefixwise.models.quantization.fp8 import fbgemm_fp8, fp8, modelopt
+from prefixwise.models.quantization.layers import Layer, ReadWeight
 
 # Scales of activations and of the KV cache, in layers of any method.
 _OF_ACTIVATIONS = {"activation_scale", "kv_scale", "prob_output_scale"} | {
@@ -62,9 +63,13 @@ def read_quantization(raw: Mapping[str, Any]) -> QuantizationScheme | None:
 
 
 def _method(raw: Mapping[str, Any], config: Mapping[str, Any]) -> object:
-    """The first models of bitsandbytes name none; those of MLX have a copy under `quantization`."""
+    """The first models of bitsandbytes name none; those of MLX have a copy under `quantization`; ModelOpt's own file
+    names the tool that has written it."""
     if config.get("load_in_8bit") or config.get("load_in_4bit"):
         return "bitsandbytes"
+    producer = config.get("producer")
+    if isinstance(producer, Mapping) and "quant_method" not in config:
+        return producer.get("name")
     return config.get("quant_method", "mlx" if "quantization" in raw else None)
 
 
@@ -101,25 +106,10 @@ def _layers(stored: Mapping[str, StoredTensor]) -> Iterator[Layer]:
     return (Layer(name, parts) for name, parts in by_name.items())
 
 
-def _fp8(config: Mapping[str, Any]) -> tuple[Quantization, ReadWeight]:
-    size = config.get("weight_block_size")
-    block = None if size is None else read_block(size)
-    scaled = "one scale per tensor" if block is None else f"blocks of {block[0]} x {block[1]}"
-
-    def read_weight(layer: Layer) -> StoredTensor | None:
-        if "weight" not in layer.parts or layer.parts["weight"].dtype != "float8_e4m3fn":
-            return None
-        codes = matrix_of(layer, "weight", "float8_e4m3fn")
-        part = "weight_scale" if "weight_scale" in layer.parts else "weight_scale_inv"  # both are factors
-        scales = layer.take(part, *NUMBER_DTYPES)
-        each = (codes.shape[0], codes.shape[1]) if block is None else block
-        return QuantisedTensor(codes.shape, "float32", codes, scale_grid(layer, part, scales, codes.shape, each), each)
-
-    return Quantization(f"fp8 (e4m3, {scaled})", of_activations=True), read_weight
-
-
 _METHODS: dict[str, Callable[[Mapping[str, Any]], tuple[Quantization | None, ReadWeight]]] = {
-    "fp8": _fp8,
+    "fp8": fp8,
+    "fbgemm_fp8": fbgemm_fp8,
+    "modelopt": modelopt,
     "compressed-tensors": compressed_tensors,
     "awq": awq,
     "gptq": gptq,
