@@ -87,6 +87,7 @@ class RequestContext:
     """The middleware makes one per request; every handler gets it."""
 
     __slots__ = (
+        "_ends_connection",
         "_headers_to_add",
         "_send",
         "arrival",
@@ -120,6 +121,7 @@ class RequestContext:
         self.error_body: Callable[[RequestError], object] = RequestError.to_body  # a dialect may set its own
         self.error_code: str | None = None  # of the error that was sent
         self.is_aborted = False  # the server cancelled it after the grace period
+        self._ends_connection = False
         self._send = send
         self._headers_to_add = [(b"x-request-id", self.id.encode())]
         scope[_SCOPE_KEY] = self
@@ -162,6 +164,12 @@ class RequestContext:
     def add_header(self, name: bytes, value: bytes) -> None:
         """Add a header to the response, also where it is an error."""
         self._headers_to_add.append((name, value))
+
+    def end_connection(self) -> None:
+        """The connection is closed behind the response, and the response says so, if it has not started yet."""
+        if not self._ends_connection:
+            self._ends_connection = True
+            self.add_header(b"connection", b"close")
 
     async def send(self, message: Message) -> None:
         """Send a message to the client. The start of the response gets the added headers."""

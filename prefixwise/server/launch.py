@@ -44,6 +44,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ENGINE_FAILED_STATUS = 70  # EX_SOFTWARE: a restart may help
 ENGINE_SECONDS = 5.0  # for a forward pass that is still running then
 _EXIT_SECONDS = 10.0  # beyond the grace period, for a server whose engine has failed
+_LAST_REQUEST_SECONDS = 0.2  # for requests that are on their way when the server stops accepting connections
 _CLOSE_SECONDS = 2  # for connections that are still open after the drain
 _OTHER_FILES = 128  # that the process opens beside its connections: weights, devices, reports
 _LEAST_CONNECTIONS = 8  # where fewer files may be open
@@ -132,6 +133,16 @@ class HttpServer(uvicorn.Server):
             except Exception:  # would end the server
                 log.exception("idle connections were not closed")
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, then answer what is on its way: a connection that is closed under a request is reset, which
+        a proxy shows to its client as 502."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        await asyncio.sleep(_LAST_REQUEST_SECONDS)
+        await super().shutdown(sockets)
 
 
 class _Launch:

@@ -102,7 +102,7 @@ class Middleware:
         """Send a response, and map every exception to one."""
         self._cors.add_headers(context)
         if self._service.lifecycle.is_stopping:
-            context.add_header(b"connection", b"close")
+            context.end_connection()
         try:
             await self._route(context)
         except RequestError as error:

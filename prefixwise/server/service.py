@@ -103,6 +103,8 @@ class Lifecycle:
     async def drain(self, grace_seconds: float) -> None:
         """Take no more work, let requests in flight finish, and cancel the rest after `grace_seconds`."""
         self.phase = Phase.DRAINING
+        for context in self._in_flight:
+            context.end_connection()
         if not await self._becomes_idle(grace_seconds):
             for context, task in list(self._in_flight.items()):
                 context.is_aborted = True

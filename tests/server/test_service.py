@@ -16,6 +16,7 @@ from prefixwise.contract.errors import CancelledError, UnavailableError
 from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server import service as service_module
 from prefixwise.server.context import RequestContext
+from prefixwise.server.launch import HttpServer, bind
 from prefixwise.server.service import Lifecycle, Phase, Service
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import IDS_REQUEST, AppClient, HeldBackend, app_client, error_of, go_away
@@ -56,6 +57,7 @@ def test_requests_in_flight_finish_and_new_ones_get_503() -> None:
         first, second, late = asyncio.run(drain(client, backend, 30, let_go=True))
     assert (first.status_code, second.status_code) == (200, 200)
     assert error_of(late)[2] == "shutting_down"
+    assert [answer.headers["connection"] for answer in (first, second, late)] == ["close"] * 3
 
 
 def test_requests_longer_than_the_grace_period_get_503() -> None:
@@ -63,6 +65,33 @@ def test_requests_longer_than_the_grace_period_get_503() -> None:
     with app_client(backend=backend) as client:
         answers = asyncio.run(drain(client, backend, 0.05, let_go=False))
     assert [error_of(answer) for answer in answers] == [(503, "server_error", "shutting_down", None)] * 3
+
+
+async def ask_as_it_closes(service: Service) -> bytes:
+    """The answer to a request on a connection that was kept, sent when the server listens no more."""
+    listener = bind(service.options, port=0)
+    server = HttpServer.of(service)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+    await service.lifecycle.drain(0)
+    server.should_exit = True
+    while server.servers[0].is_serving():
+        await asyncio.sleep(0.01)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    await serving
+    return answer
+
+
+def test_a_request_on_its_way_when_the_server_closes_gets_503() -> None:
+    with app_client() as client:
+        answer = asyncio.run(ask_as_it_closes(client.service))
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"connection: close" in answer
+    assert b"shutting_down" in answer
 
 
 class Endless:
