@@ -171,6 +171,15 @@ class RequestContext:
             self._ends_connection = True
             self.add_header(b"connection", b"close")
 
+    @property
+    def ends_connection(self) -> bool:
+        """Whether the connection is closed behind the response, by the server's will or the client's."""
+        return (
+            self._ends_connection
+            or self.scope.get("http_version") == "1.0"
+            or b"close" in self.headers.get(b"connection", b"").lower()
+        )
+
     async def send(self, message: Message) -> None:
         """Send a message to the client. The start of the response gets the added headers."""
         if message["type"] == "http.response.start":
@@ -273,8 +282,9 @@ def error_reply(error: RequestError, body: object) -> Response:
 
 async def send_and_drain(context: RequestContext, response: Response) -> None:
     """Answer a client that may still be sending, then close the connection without cutting the answer off."""
-    headers = [*response.raw_headers, (b"connection", b"close")]
-    await context.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    context.end_connection()
+    start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await context.send(start)
     await context.send({"type": "http.response.body", "body": response.body, "more_body": True})
     with contextlib.suppress(CancelledError, TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):

@@ -42,7 +42,7 @@ _KEYLESS_FOLDER = "/page/"
 
 _FORM_TYPES = (b"text/plain", b"multipart/form-data")
 
-# The body may still be on its way.
+# No more of the body is read, whatever the client sends.
 _REFUSED_WHILE_SENDING = ("request_too_large", "body_memory_full", "unsupported_encoding")
 
 _CORS_METHODS = "GET, POST, DELETE"
@@ -147,7 +147,12 @@ class Middleware:
             context.status = error.status  # for the log: the client has disconnected
             return
         response = error_reply(error, context.error_body(error))
-        if error.code in _REFUSED_WHILE_SENDING and not context.has_whole_body:
+        is_last = (
+            context.ends_connection
+            or error.code in _REFUSED_WHILE_SENDING
+            or b"expect" in context.headers  # without 100, the client need not send the body, nor leave it out
+        )
+        if is_last and not context.has_whole_body:  # which may still be on its way
             context.body_share.give_back()
             await send_and_drain(context, response)
         else:

@@ -137,6 +137,17 @@ class TestConnections:
         assert b"connection: close" in answer
         assert b"request_too_large" in answer
 
+    @pytest.mark.parametrize("version", ["1.0", "1.1"])
+    def test_so_can_any_body_that_is_refused_unread_on_a_last_request(
+        self, server: ServerProcess, version: str
+    ) -> None:
+        """nginx speaks HTTP/1.0 with servers unless told otherwise, and makes 502 of a connection that is reset."""
+        size = 10_000_000
+        head = f"POST /nowhere HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+        answer = self.talk(server, head.encode(), b" " * size)
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert answer.count(b"connection: close") == 1
+
     def test_so_can_one_that_does_not_say_how_large_it_is(self, server: ServerProcess) -> None:
         head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
@@ -148,6 +159,15 @@ class TestConnections:
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(head)
             assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+    def test_nothing_follows_a_body_that_was_not_asked_for(self, server: ServerProcess) -> None:
+        """The client may send the body or not: only the end of the connection says where the next request begins."""
+        head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\nExpect: 100-continue\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(head)
+            answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert b"connection: close" in answer
 
     def test_a_connection_serves_many_requests(self, server: ServerProcess) -> None:
         with httpx.Client(timeout=60, verify=False) as client:
