@@ -163,6 +163,8 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self._max_pipelined and self.is_busy:
             message = f"at most {self._max_pipelined} requests may wait behind another one (--max-pipelined-requests)"
             raise RefusedError(400, message, code="too_many_pipelined")
+        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # such a client takes 100 for the response
         self._unparsed = 0
         self.is_head_due = self.has_begun = False
         self._waiting.pop(self, None)

@@ -261,6 +261,21 @@ async def test_pipelined_requests_beyond_the_limit_are_not_read() -> None:
     assert server.refused() == {"too_many_pipelined": 1}
 
 
+@pytest.mark.parametrize(("version", "sent"), [(b"1.0", b""), (b"1.1", b"HTTP/1.1 100 Continue\r\n\r\n")])
+def test_a_client_of_http_1_0_is_never_told_to_continue(version: bytes, sent: bytes) -> None:
+    async def run() -> None:
+        protocol = Server().connect()
+        head = POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").replace(b"1.1", version)
+        protocol.data_received(head)
+        await settle()
+        assert transport_of(protocol).sent == sent
+        protocol.data_received(b"x" * 10)
+        await settle()
+        assert transport_of(protocol).sent.startswith(sent + b"HTTP/1.1 200 OK")
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("num_before", [1, 2, 3])
 @pytest.mark.parametrize(
     "behind",
