@@ -51,7 +51,11 @@ class Branch:
         self.entries = cache.acquire(self.keys, self, group=self.request)
         if self.entries is None:
             return False
-        num_hits = next((i for i, entry in enumerate(self.entries) if entry.owner is self), len(self.entries))
+        num_hits = 0
+        for entry in self.entries:
+            if entry.owner is self:
+                break
+            num_hits += 1
         self.request.count_hits(self, self.plan.block_starts[num_hits])
         return True
 
@@ -79,14 +83,16 @@ class Branch:
         self._prefilled_tokens = 0
         return lost
 
-    def blocks_to_compute(self, max_tokens: int) -> tuple[int, int]:
-        """first..stop of the blocks to compute next, within `max_tokens`. Empty if another branch computes them."""
-        entries, starts = self.entries or (), self.plan.block_starts
-        first = stop = self.num_blocks_launched
+    def blocks_within(self, first: int, max_tokens: int) -> int:
+        """The end of the blocks to compute from `first` on, the first one that is not launched, within `max_tokens`.
+        None if another branch computes them."""
+        starts, stop = self.plan.block_starts, first
         most = starts[first] + max_tokens
-        while stop < len(entries) and starts[stop + 1] <= most and entries[stop].owner in (self, None):
+        for entry in (self.entries or ())[first:]:
+            if starts[stop + 1] > most or (entry.owner is not self and entry.owner is not None):
+                break
             stop += 1
-        return first, stop
+        return stop
 
     @property
     def num_blocks_launched(self) -> int:
@@ -115,8 +121,8 @@ class Branch:
     def units_of_blocks(self, first: int, stop: int) -> list[int]:
         """The units to launch that are blocks first..stop of the prefix themselves. After a failure a block is computed
         again, but not scored again."""
-        units = self.plan.units_of_blocks(first, stop)
-        return [unit for unit in units if unit >= self._next_unit and unit not in self._in_blocks]
+        units = self.plan.units_of_blocks(first, stop)  # none, as a rule
+        return units and [unit for unit in units if unit >= self._next_unit and unit not in self._in_blocks]
 
     def next_unit(self, in_blocks: Sequence[int] = ()) -> int:
         """The first one to launch. `in_blocks`: units that the step which is being filled computes as KV blocks."""
@@ -169,7 +175,7 @@ class Branch:
     @property
     def is_computed(self) -> bool:
         """The device has computed the whole branch."""
-        if self.num_in_flight or not self.is_launched:
+        if self.num_in_flight or self._next_unit < self._num_units or not self.is_reserved:
             return False
         return all(map(is_computed, self.entries or ()))
 

@@ -59,9 +59,9 @@ class CacheEntry:
     """The cache's entry for one KV block."""
 
     key: Key
+    owner: object | None = None  # the request that will compute it
     block: KVBlock | None = None  # None: not launched yet
     num_users: int = 0  # requests that read it, and pins
-    owner: object | None = None  # the request that will compute it
     is_launched: bool = False  # the device has been given it, so forwards started later may read it
     is_computed: bool = False  # the device has computed it
 
@@ -104,17 +104,17 @@ class PrefixCache:
         if num_more > self.capacity - self._num_used:
             return None
         self._num_used += num_more
-        for entry in idle:
-            del self._idle[entry.key]
+        for known in idle:
+            del self._idle[known.key]
         entries = []
-        for key, known in zip(keys, found, strict=True):
-            entry = known or CacheEntry(key or b"", owner=owner)
+        for key, entry in zip(keys, found, strict=True):
+            if entry is None:
+                entry = CacheEntry(key or b"", owner)
+                if key is not None:
+                    by_key[key] = entry
             entry.num_users += 1
             entries.append(entry)
-            if known is None and key is not None:
-                by_key[key] = entry
-        for _ in range(self.num_blocks - self.capacity):
-            self._evict()
+        self._evict(self.num_blocks - self.capacity)
         return entries
 
     def share(self, entries: Sequence[CacheEntry]) -> None:
@@ -123,14 +123,23 @@ class PrefixCache:
             entry.num_users += 1
 
     def release(self, entries: Sequence[CacheEntry], owner: object) -> None:
-        """Remove a user, the last block first, so that a prefix loses its end before its beginning."""
+        """Remove a user, the last block first, so that a prefix loses its end before its beginning. A block without
+        users becomes idle, if a lookup would find it, or is freed."""
         for entry in reversed(entries):
             if entry.owner is owner:
                 entry.owner = None
             entry.num_users -= 1
-            if not entry.num_users:
-                self._num_used -= 1
-                self._retire(entry)
+            if entry.num_users:
+                continue
+            self._num_used -= 1
+            is_known = self._by_key.get(entry.key) is entry
+            if is_known and self.reuse and entry.block is not None:
+                self._idle[entry.key] = entry
+                continue
+            if is_known:
+                del self._by_key[entry.key]
+            if entry.block is not None:
+                entry.block.release()
 
     def forget(self, entries: Sequence[CacheEntry]) -> None:
         """No lookup finds these entries any more. Their users keep them, and the last one frees them."""
@@ -138,22 +147,12 @@ class PrefixCache:
             if self._by_key.get(entry.key) is entry:
                 del self._by_key[entry.key]
 
-    def _retire(self, entry: CacheEntry) -> None:
-        """The entry has lost its last user."""
-        is_known = self._by_key.get(entry.key) is entry
-        if is_known and self.reuse and entry.block is not None:
-            self._idle[entry.key] = entry
-            return
-        if is_known:
-            del self._by_key[entry.key]
-        if entry.block is not None:
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            key, entry = self._idle.popitem(last=False)
+            del self._by_key[key]
+            assert entry.block is not None, "an idle entry has a block"
             entry.block.release()
-
-    def _evict(self) -> None:
-        key, entry = self._idle.popitem(last=False)
-        del self._by_key[key]
-        assert entry.block is not None, "an idle entry has a block"
-        entry.block.release()
 
     def clear(self) -> None:
         """After a device failure: drop every block, as none can be trusted. Entries in use are released by their users,

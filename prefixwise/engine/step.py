@@ -209,7 +209,8 @@ class StepForward:
             # Blocks that another request reserved and left uncomputed are no cache hit after all.
             if part.request.cached_tokens > (tokens_before := part.branch.plan.block_starts[part.first]):
                 part.request.count_hits(part.branch, tokens_before)
-            part.branch.advance_blocks(part.units)
+            if part.units:
+                part.branch.advance_blocks(part.units)
             part.branch.num_in_flight += 1
         for unit_part in self.scored_parts:
             unit_part.branch.advance(unit_part.stop)

@@ -199,8 +199,10 @@ class StepFiller:
         branch = next((branch for branch in request.branches() if not branch.is_launched), None)
         if branch is None:  # its prefix was cached, and that is all it asks for
             return False
-        first, stop = branch.blocks_to_compute(KV_BLOCK_SIZE)
-        return first < stop or (branch.next_unit() < branch.plan.num_units and self._has_prefix(branch))
+        first = branch.num_blocks_launched
+        if first < branch.blocks_within(first, KV_BLOCK_SIZE):
+            return True
+        return branch.next_unit() < branch.plan.num_units and self._has_prefix(branch)
 
     @property
     def _weight_left(self) -> float:
@@ -218,16 +220,16 @@ class StepFiller:
 
         A block that is larger than the request's share is taken if it fits the step, or if it is the step's first.
         """
-        tokens_before = branch.plan.block_starts[branch.num_blocks_launched]
+        first = branch.num_blocks_launched
+        if first == branch.plan.num_blocks:
+            return []
+        tokens_before = branch.plan.block_starts[first]
         within = self._whole_waves(branch, self._limits.block_tokens_within(max_weight, tokens_before))
         within = int(min(within, self._tokens_left))
-        first, stop = branch.blocks_to_compute(
-            within if self._prefill_left is None else min(within, self._prefill_left)
-        )
+        stop = branch.blocks_within(first, within if self._prefill_left is None else min(within, self._prefill_left))
         if first == stop and not is_served:
             left = int(min(self._limits.block_tokens_within(self._weight_left, tokens_before), self._tokens_left))
-            first, stop = branch.blocks_to_compute(left if self._num_tokens else KV_BLOCK_SIZE)
-            stop = min(stop, first + 1)
+            stop = min(branch.blocks_within(first, left if self._num_tokens else KV_BLOCK_SIZE), first + 1)
         if first == stop or not self._can_read(self._prefill, stop):
             return []
         part = BlockPart(branch, first, stop)
@@ -243,9 +245,11 @@ class StepFiller:
 
     def _whole_waves(self, branch: Branch, num_tokens: int) -> int:
         """Of the tokens of a part that fills the step: as many as make it whole waves, with those beside."""
+        if branch.request is not self._filling:
+            return num_tokens
         wave, beside = self._limits.wave_tokens, self._tokens_beside + self._tokens_filling
         all_tokens = beside + num_tokens
-        if branch.request is not self._filling or all_tokens < wave:
+        if all_tokens < wave:
             return num_tokens
         return max(0, all_tokens // wave * wave - beside)
 
@@ -256,8 +260,10 @@ class StepFiller:
 
     def _has_prefix(self, branch: Branch) -> bool:
         """Every block of the prefix is launched, or in this step."""
-        unlaunched = [each for each in (branch.entries or [])[branch.num_blocks_launched :] if not each.is_launched]
-        return branch.is_reserved and self._blocks_in_step.issuperset(unlaunched)
+        for entry in branch.entries or ():
+            if not entry.is_launched and entry not in self._blocks_in_step:
+                return False
+        return branch.is_reserved
 
     def _take_units(
         self, branch: Branch, plan: ScorePlan, max_weight: float, in_blocks: Sequence[int], *, is_served: bool
@@ -294,13 +300,16 @@ class StepFiller:
         """The forward of a request's items. Requests with the same layout and few labels share one, and so do those
         with the same many labels, as the classes of a classifier are. Those that want hidden states share another: no
         other request pays for them; and so do those that read the whole vocabulary."""
-        labels, need_hidden = plan.segments.label_ids, request.task.need_hidden
-        owner = (id(labels), need_hidden) if labels.shape[1] > MANY_LABELS else _HIDDEN if need_hidden else None
-        owner = _VOCABULARY if request.task.top_k else owner
+        labels, task = plan.segments.label_ids, request.task
+        owner = (
+            (id(labels), task.need_hidden) if labels.shape[1] > MANY_LABELS else _HIDDEN if task.need_hidden else None
+        )
+        owner = _VOCABULARY if task.top_k else owner
         key = (plan.algorithm, plan.mask, owner) if plan.sequences else ("items", owner)
-        if key not in self._scored:
-            self._scored[key] = StepForward(has_sequences=bool(plan.sequences))
-        return self._scored[key]
+        forward = self._scored.get(key)
+        if forward is None:
+            forward = self._scored[key] = StepForward(has_sequences=bool(plan.sequences))
+        return forward
 
     def _count(self, branch: Branch, forward: StepForward, num_tokens: int, num_pairs: float) -> None:
         forward.num_tokens += num_tokens
