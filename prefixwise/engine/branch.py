@@ -84,8 +84,8 @@ class Branch:
         return lost
 
     def blocks_within(self, first: int, max_tokens: int) -> int:
-        """The end of the blocks to compute from `first` on, the first one that is not launched, within `max_tokens`.
-        None if another branch computes them."""
+        """The end of the blocks to compute from `first` on, the first one that is not launched, within `max_tokens`. It
+        is `first` itself if another branch computes that block."""
         starts, stop = self.plan.block_starts, first
         most = starts[first] + max_tokens
         for entry in (self.entries or ())[first:]:

@@ -300,11 +300,9 @@ class StepFiller:
         """The forward of a request's items. Requests with the same layout and few labels share one, and so do those
         with the same many labels, as the classes of a classifier are. Those that want hidden states share another: no
         other request pays for them; and so do those that read the whole vocabulary."""
-        labels, task = plan.segments.label_ids, request.task
-        owner = (
-            (id(labels), task.need_hidden) if labels.shape[1] > MANY_LABELS else _HIDDEN if task.need_hidden else None
-        )
-        owner = _VOCABULARY if task.top_k else owner
+        labels, need_hidden = plan.segments.label_ids, request.task.need_hidden
+        owner = (id(labels), need_hidden) if labels.shape[1] > MANY_LABELS else _HIDDEN if need_hidden else None
+        owner = _VOCABULARY if request.task.top_k else owner
         key = (plan.algorithm, plan.mask, owner) if plan.sequences else ("items", owner)
         forward = self._scored.get(key)
         if forward is None:

@@ -92,7 +92,7 @@ def _open(path: Path, name: str) -> Checkpoint:
     architectures = raw.get("architectures") or []
     check_attention(raw, architectures)
     family = family_of_hf(architectures)
-    scheme = read_quantization(raw if "quantization_config" in raw else raw | _read_modelopt(path))
+    scheme = read_quantization(raw, _read_modelopt(path))
     stored = dequantised_tensors(scheme, _open_weight_files(path))
     is_classifier = not any(each in family.hf_architectures for each in architectures)
     config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
@@ -118,10 +118,10 @@ def _open(path: Path, name: str) -> Checkpoint:
     )
 
 
-def _read_modelopt(path: Path) -> dict[str, Any]:
+def _read_modelopt(path: Path) -> dict[str, Any] | None:
     """The quantisation that ModelOpt writes into a file of its own; older versions write it nowhere else."""
     file = path / "hf_quant_config.json"
-    return {"quantization_config": _read_json(file)} if file.exists() else {}
+    return _read_json(file) if file.exists() else None
 
 
 def _split_projections(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

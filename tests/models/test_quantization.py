@@ -154,14 +154,26 @@ class TestScaledFp8:
         assert_weights(folder, expected)
         assert open_checkpoint(folder).quantization == Quantization(title, of_activations=of_activations)
 
-    def test_modelopt_s_own_file_is_read_where_the_config_says_nothing(self, dense: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("config_says", [{}, {"quantization_config": None}])
+    def test_modelopt_s_own_file_is_read_where_the_config_says_nothing(
+        self, config_says: dict[str, Any], dense: Path, tmp_path: Path
+    ) -> None:
         config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
         folder = make_scaled_fp8(dense, tmp_path / "fp8", config, "tensor")
         expected = matrices(open_checkpoint(folder))
         raw = json.loads((folder / "config.json").read_text())
         (folder / "hf_quant_config.json").write_text(json.dumps(raw.pop("quantization_config")))
-        (folder / "config.json").write_text(json.dumps(raw))
+        (folder / "config.json").write_text(json.dumps(raw | config_says))
         assert_weights(folder, {name: torch.from_numpy(weight) for name, weight in expected.items()})
+
+    def test_the_config_goes_before_modelopt_s_own_file(self, dense: Path, tmp_path: Path) -> None:
+        folder = make_fp8(dense, tmp_path / "fp8")
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+        title = "fp8 (e4m3, blocks of 128 x 128)"
+        for key in ("quantization_config", "compression_config"):
+            raw = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({key: raw.pop("quantization_config"), **raw}))
+            assert open_checkpoint(folder).quantization == Quantization(title, of_activations=True)
 
     def test_a_model_whose_kv_cache_alone_is_quantised_is_dense(self, dense: Path, tmp_path: Path) -> None:
         config = MODELOPT | {"quant_algo": None, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}

@@ -42,13 +42,14 @@ class QuantizationScheme:
     read_weight: ReadWeight
 
 
-def read_quantization(raw: Mapping[str, Any]) -> QuantizationScheme | None:
-    """What config.json `raw` says of quantised weights; None where it says nothing.
+def read_quantization(raw: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> QuantizationScheme | None:
+    """What config.json `raw` says of quantised weights, else a file `beside` it; None where neither says anything.
 
     Raises ModelLoadError for a method or a format that cannot be read. No weight file is needed for that: those of
     other methods may be of other kinds, and have other dtypes.
     """
     config = raw.get("quantization_config", raw.get("compression_config"))
+    config = beside if config is None else config
     if config is None:
         return None
     if not isinstance(config, Mapping):
