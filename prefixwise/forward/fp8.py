@@ -5,6 +5,12 @@ the scales of V's and O's weights while a model is loaded, so attention rounds i
 norm, a value cannot exceed what its row of V's matrix and the norm's weights allow, and attention's output, a mean of
 values, cannot either: V is multiplied by a power of two with which that bound fits FP8, and O divided by it. Both
 change exactly.
+
+The MLP's activations have scales of their token, powers of two of at least 1, as a GEMM that activates writes their
+codes itself: each part of ACTIVATION_PART columns is rounded with the least such scale that it fits, and where another
+part of the row has a larger one, the codes are rounded again with that. Up's scales are multiplied by a power of two
+that brings activations near 1, and those of down divided by it, so nearly all rows have a scale of 1. That one is an
+estimate, not a bound: gate and up are taken for independent numbers of a standard deviation of their rows' norms.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ FP8_MAX = 448.0  # the largest number of e4m3
 SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
 MIN_CAPABILITY = (8, 9)  # Ada: the first NVIDIA GPU with FP8 GEMMs
 MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
+ACTIVATION_PART = 32  # columns
 # The code of a number is off by 1/17 of it at most: those of a norm are, and those of values in a KV cache in FP8.
 # Roundings to bfloat16 are less than 1/100.
 _VALUE_MARGIN = 1.15
@@ -26,6 +33,12 @@ _VALUE_MARGIN = 1.15
 def value_factor(bound: float) -> float:
     """The power of two that a layer's values are multiplied by, if none can exceed `bound` before roundings."""
     return 2.0 ** (math.frexp(FP8_MAX / (_VALUE_MARGIN * max(bound, SMALLEST_MAX)))[1] - 1)
+
+
+def up_factor(gate_norm: float, up_norm: float) -> float:
+    """The power of two that a layer's up is multiplied by. The norms are the root mean squares of those of the rows of
+    gate and up, behind the norm's weights. Of small numbers SiLU and GELU are half."""
+    return 2.0 ** -round(math.log2(max(gate_norm * up_norm / 2, SMALLEST_MAX)))
 
 
 def check_fp8_device(platform: str, capability: tuple[int, int] | None) -> None:

@@ -2,8 +2,9 @@
 
 The codes are those of `backends/torch/fp8.py`. On a GPU, XLA makes a dot of two arrays of codes a cuBLASLt FP8 GEMM
 with scales of 1, and fuses the rest with its neighbours: a token's scale and codes with the norm or the activation
-before the GEMM, both scales with what reads its sums. The scale of attention's output is folded into weights
-(`forward/fp8.py`). A CPU multiplies the codes in float32, which is for tests.
+before the GEMM, both scales with what reads its sums. The scale of attention's output is folded into weights, and those
+of the MLP's activations are powers of two (`forward/fp8.py`). A CPU multiplies the codes in float32, which is for
+tests.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX
+from prefixwise.forward.fp8 import ACTIVATION_PART, FP8_MAX, SMALLEST_MAX
 
 FP8 = jnp.float8_e4m3fn
+_ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
+_ONE = 127  # the biased exponent of 1
 _BFLOAT16_BITS = {"exponent_bits": 8, "mantissa_bits": 7}
 
 
@@ -31,6 +34,30 @@ def quantise_rows(rows: jax.Array, shards: str | None = None) -> tuple[jax.Array
         largest = lax.pmax(largest, shards)
     largest = jnp.maximum(largest, SMALLEST_MAX)
     return (wide * (FP8_MAX / largest)[:, None]).astype(FP8), largest * (1 / FP8_MAX)
+
+
+def quantise_activations(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[R, F] of the MLP to codes [R, F] and scales [R] float32, powers of two."""
+    num_rows, size = rows.shape
+    padded = jnp.pad(_float32(rows), ((0, 0), (0, -size % ACTIVATION_PART)))
+    parts = padded.reshape(num_rows, -1, ACTIVATION_PART)
+    bits = lax.bitcast_convert_type(jnp.max(jnp.abs(parts), axis=2), jnp.int32)
+    exponents = jnp.clip(((bits + _ABOVE_448) >> 23) - 8, _ONE, 2 * _ONE)  # 448 is 1.75 * 2**8
+    largest = jnp.max(exponents, axis=1, keepdims=True)
+    rounded = _rounded_to_fp8(parts * _powers(2 * _ONE - exponents)[..., None])
+    codes = (rounded * _powers(exponents - largest + _ONE)[..., None]).astype(FP8)
+    return codes.reshape(num_rows, -1)[:, :size], _powers(largest[:, 0])
+
+
+def _rounded_to_fp8(numbers: jax.Array) -> jax.Array:
+    """In float32, as XLA may leave out a conversion to FP8 behind which there is one back."""
+    steps = lax.round(numbers * 512, lax.RoundingMethod.TO_NEAREST_EVEN) / 512  # of numbers below 2**-6
+    return jnp.where(jnp.abs(numbers) < 2**-6, steps, lax.reduce_precision(numbers, exponent_bits=8, mantissa_bits=3))
+
+
+def _powers(exponents: jax.Array) -> jax.Array:
+    """Of two, of biased exponents."""
+    return lax.bitcast_convert_type(exponents << 23, jnp.float32)
 
 
 def round_to_fp8(rows: jax.Array) -> jax.Array:

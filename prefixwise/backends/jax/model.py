@@ -20,7 +20,7 @@ from prefixwise.backends.jax.attention.base import NO_WINDOW, AttentionImplement
 from prefixwise.backends.jax.attention.dense import DenseMask
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.experts import Routing, Slots, add_outputs, assign_slots, expert_matrix, route
-from prefixwise.backends.jax.fp8 import fp8_linear, quantise_rows, round_to_fp8
+from prefixwise.backends.jax.fp8 import fp8_linear, quantise_activations, quantise_rows, round_to_fp8
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.lora import Adapters, AddLora, LoraRows, adding, no_lora
@@ -400,7 +400,8 @@ def layer_linear(
     if layer.fp8_scales is None:
         return linear(x, weight, dtype, bias=bias)
     has_static_scale = matrix == "o" and layer.attention_norm is not None  # folded into weights: `forward/fp8.py`
-    codes, row_scales = (round_to_fp8(x), None) if has_static_scale else quantise_rows(x)
+    quantise = quantise_activations if matrix == "down" and layer.mlp_norm is not None else quantise_rows
+    codes, row_scales = (round_to_fp8(x), None) if has_static_scale else quantise(x)
     return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), dtype or x.dtype, bias=bias)
 
 

@@ -23,14 +23,15 @@ from prefixwise.backends.jax.mesh import TENSOR, P
 from prefixwise.backends.jax.placement import HeadPlacement, ShardIndex
 from prefixwise.backends.jax.weight_loader import WeightLoader
 from prefixwise.contract.ragged import Int64Array
-from prefixwise.forward.fp8 import value_factor
+from prefixwise.forward.fp8 import up_factor, value_factor
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import ModelConfig
 
 
 class Fp8Scales(NamedTuple):
     """Of the rows out of the layers' matrices in FP8, float32: a weight is its code times the scale of its row. Where
-    attention's output has a static scale, V is that times a power of two, and O divided by it."""
+    static scales are folded into them (`forward/fp8.py`), V and up are that times a power of two, O and down divided by
+    it."""
 
     qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H]
     o: jax.Array  # [Ly, D]
@@ -174,7 +175,7 @@ def load_weights(
     layers = _load_layers(_Loaders(loader, norms, wide, experts, fp8), config, tensors, index)
     return ModelWeights(
         embedding=embedding,
-        layers=_fold_output_scale(layers, config, index, mesh) if is_fp8 and config.pre_norms else layers,
+        layers=_fold_static_scales(layers, config, index, mesh) if is_fp8 and config.pre_norms else layers,
         final_norm=norms.vector(tensors["final_norm"]),
         head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
     )
@@ -244,27 +245,43 @@ def _load_layers(
     return layers._replace(fp8_scales=Fp8Scales(**scales)) if scales else layers
 
 
-def _fold_output_scale(layers: LayerWeights, config: ModelConfig, index: ShardIndex, mesh: Mesh) -> LayerWeights:
-    """Fold the static scale of attention's output in FP8 into V and O (`forward/fp8.py`)."""
+def _fold_static_scales(layers: LayerWeights, config: ModelConfig, index: ShardIndex, mesh: Mesh) -> LayerWeights:
+    """Fold that of attention's output in FP8 into V and O, and that of the MLP's activations into up and down
+    (`forward/fp8.py`)."""
     of_values = index.qkv.reshape(-1) >= (config.num_heads + config.num_kv_heads) * config.head_size
+    of_up = index.gate_up.reshape(-1) >= config.mlp_size
     assert layers.fp8_scales is not None
 
-    def bound(layer: tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]) -> jax.Array:
-        qkv, scales, norm, bias = layer
-        weights = qkv.astype(jnp.float32) * norm.astype(jnp.float32)
-        of_rows = jnp.sqrt(config.model_size * jnp.sum(weights * weights, axis=1)) * scales
+    def square_norms(matrix: jax.Array, scales: jax.Array, norm: jax.Array | None) -> jax.Array:
+        assert norm is not None
+        weights = matrix.astype(jnp.float32) * norm.astype(jnp.float32)
+        return jnp.sum(weights * weights, axis=1) * scales * scales
+
+    def measure(layer: LayerWeights) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """A bound of values, and root mean squares of the norms of gate's rows and of up's."""
+        scales, bias = layer.fp8_scales, layer.qkv_bias
+        assert scales is not None
+        of_rows = jnp.sqrt(config.model_size * square_norms(layer.qkv, scales.qkv, layer.attention_norm))
         if bias is not None:
             of_rows += jnp.abs(bias.astype(jnp.float32))
-        return jnp.max(jnp.where(of_values, of_rows, 0))
+        squares = square_norms(layer.gate_up, scales.gate_up, layer.mlp_norm)
+        gate, up = (jnp.sqrt(jnp.sum(jnp.where(rows, squares, 0)) / config.mlp_size) for rows in (~of_up, of_up))
+        return jnp.max(jnp.where(of_values, of_rows, 0)), gate, up
 
     # One layer after the other: in float32 all would take four times the memory of their codes.
-    bounds = jax.jit(partial(jax.lax.map, bound), out_shardings=NamedSharding(mesh, P()))
-    found = np.asarray(bounds((layers.qkv, layers.fp8_scales.qkv, layers.attention_norm, layers.qkv_bias)))
-    factors = np.array([value_factor(float(each)) for each in found], np.float32)[:, None]
+    measured = jax.jit(partial(jax.lax.map, measure), out_shardings=NamedSharding(mesh, P()))(layers)
+    bounds, gates, ups = (np.asarray(each).tolist() for each in measured)
+    values = np.array([value_factor(each) for each in bounds], np.float32)[:, None]
+    activations = np.array([up_factor(*each) for each in zip(gates, ups, strict=True)], np.float32)[:, None]
 
     def fold(scales: Fp8Scales, bias: jax.Array | None) -> tuple[Fp8Scales, jax.Array | None]:
-        of_rows = jnp.where(of_values, factors, 1)
-        folded = scales._replace(qkv=scales.qkv * of_rows, o=scales.o / factors)
+        of_rows = jnp.where(of_values, values, 1)
+        folded = Fp8Scales(
+            qkv=scales.qkv * of_rows,
+            o=scales.o / values,
+            gate_up=scales.gate_up * jnp.where(of_up, activations, 1),
+            down=scales.down / activations,
+        )
         return folded, None if bias is None else bias * of_rows.astype(bias.dtype)
 
     given = layers.fp8_scales, layers.qkv_bias

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.torch.fp8 import quantise_rows
+from prefixwise.backends.torch.fp8 import quantise_activations, quantise_rows
 from prefixwise.backends.torch.softmax import NEG_INF, merge
 from prefixwise.backends.torch.weights import ExpertWeights
 from prefixwise.models.config import Activation, ModelConfig
@@ -62,6 +62,10 @@ class ElementwiseOps(ABC):
     @abstractmethod
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, I] to FP8: codes [T, I] and scales [T] float32."""
+
+    @abstractmethod
+    def quantise_activations(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The MLP's x [T, F], likewise; scales are powers of two."""
 
     def has_grouped_gemm(self, weights: ExpertWeights) -> bool:
         """Has `run_experts` kernels for these? Else `ExpertRunner` runs them."""
@@ -111,6 +115,9 @@ class PlainElementwiseOps(ElementwiseOps):
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return quantise_rows(x)
+
+    def quantise_activations(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return quantise_activations(x)
 
     def merge(self, self_part: FlashPart, prefix_part: FlashPart, prefix_rows: Tensor, num_rows: int) -> Tensor:
         rows = prefix_rows.clamp(min=0)  # any row will do for a token without a prefix: its log-sum-exp is -inf

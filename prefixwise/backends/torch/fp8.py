@@ -4,7 +4,8 @@
     weight [O, I] ~ codes * channel scale
 
 A GPU multiplies the codes and applies both scales to the sums. Elsewhere the same numbers are multiplied in float32:
-that is what tests hold the device to. The scale of attention's output is folded into weights (`forward/fp8.py`).
+that is what tests hold the device to. The scale of attention's output is folded into weights, and those of the MLP's
+activations are powers of two (`forward/fp8.py`).
 
 The KV cache in FP8 is independent of that: a key or a value of one token and one KV head has a scale of its own, the
 least power of two with which its largest magnitude fits. A code times such a scale is a number of bfloat16, so
@@ -20,15 +21,17 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX, check_fp8_device, check_fp8_model
+from prefixwise.forward.fp8 import ACTIVATION_PART, FP8_MAX, SMALLEST_MAX, check_fp8_device, check_fp8_model
 from prefixwise.models.config import ModelConfig
 
 FP8 = torch.float8_e4m3fn
 KVFormat = Literal["auto", "fp8", "fp8_keys"]  # of the KV cache; the last for prefix attention in FP8
 KV_SCALE_BYTES = 1  # of a key or a value of one KV head: an exponent
 _ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
+_ONE = 127  # the biased exponent of 1
 
 
 def check_fp8(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -45,19 +48,38 @@ def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * factors[:, None]).to(FP8), largest * (1 / FP8_MAX)
 
 
+def quantise_activations(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[R, F] of the MLP to codes [R, F] and scales [R] float32, powers of two."""
+    size = rows.shape[1]
+    parts = F.pad(rows.float(), (0, -size % ACTIVATION_PART)).view(len(rows), -1, ACTIVATION_PART)
+    exponents = _exponents(parts).clamp_(min=_ONE)
+    largest = exponents.amax(1, keepdim=True)
+    codes = (parts * _powers(2 * _ONE - exponents)[..., None]).to(FP8)
+    codes = (codes.float() * _powers(exponents - largest + _ONE)[..., None]).to(FP8)
+    return codes.flatten(1)[:, :size].contiguous(), _powers(largest[:, 0])
+
+
 def quantise_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
     """[..., H] to codes [..., H] and the biased exponents [...] uint8 of their scales, as the KV cache has them."""
     wide = heads.float()
-    bits = wide.abs().amax(-1).view(torch.int32)
-    exponents = (((bits + _ABOVE_448) >> 23) - 8).clamp_(1, 254)  # 448 is 1.75 * 2**8
-    factors = ((254 - exponents) << 23).view(torch.float32)
-    return (wide * factors[..., None]).to(FP8), exponents.to(torch.uint8)
+    exponents = _exponents(wide)
+    return (wide * _powers(2 * _ONE - exponents)[..., None]).to(FP8), exponents.to(torch.uint8)
+
+
+def _exponents(numbers: Tensor) -> Tensor:
+    """Biased exponents [...] of the least powers of two with which numbers [..., H] fit."""
+    bits = numbers.abs().amax(-1).view(torch.int32)
+    return (((bits + _ABOVE_448) >> 23) - 8).clamp_(1, 2 * _ONE)  # 448 is 1.75 * 2**8
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Of two, of biased exponents."""
+    return (exponents << 23).view(torch.float32)
 
 
 def dequantise_heads(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """Codes [..., H] and exponents [...] to the numbers that they stand for."""
-    scales = (exponents.to(torch.int32) << 23).view(torch.float32)
-    return (codes.float() * scales[..., None]).to(dtype)
+    return (codes.float() * _powers(exponents.to(torch.int32))[..., None]).to(dtype)
 
 
 def round_to_fp8(numbers: Tensor) -> Tensor:

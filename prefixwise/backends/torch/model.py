@@ -308,7 +308,10 @@ class Transformer:
         if layer.fp8_scales is None:
             return linear(x, weight, bias)
         has_static_scale = matrix == "o" and layer.attention_norm is not None  # folded into weights: `forward/fp8.py`
-        codes, row_scales = (round_to_fp8(x), None) if has_static_scale else self._ops.quantise(x)
+        quantise = self._ops.quantise
+        if matrix == "down" and layer.mlp_norm is not None:
+            quantise = self._ops.quantise_activations
+        codes, row_scales = (round_to_fp8(x), None) if has_static_scale else quantise(x)
         return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), bias)
 
     def _add_attended(

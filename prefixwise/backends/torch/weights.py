@@ -22,7 +22,7 @@ from torch import Tensor
 
 from prefixwise.backends.torch.fp8 import FP8, quantise_rows
 from prefixwise.backends.torch.workers import Workers
-from prefixwise.forward.fp8 import value_factor
+from prefixwise.forward.fp8 import up_factor, value_factor
 from prefixwise.models.checkpoint import Checkpoint, ChosenRows, StoredTensor
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.quantization.tensors import QuantisedTensor
@@ -42,7 +42,8 @@ class ExpertWeights:
 @dataclass(frozen=True)
 class Fp8Scales:
     """Of the rows out of a layer's matrices in FP8, float32: a weight is its code times the scale of its row. Where
-    attention's output has a static scale, V is that times a power of two, and O divided by it."""
+    static scales are folded into them (`forward/fp8.py`), V and up are that times a power of two, O and down divided by
+    it."""
 
     qkv: Tensor  # [(N + 2 K) H]
     o: Tensor  # [D]
@@ -199,7 +200,7 @@ def load_weights(
     )
     loader.fill_matrices(workers or Workers(None))
     for layer in weights.layers:
-        _fold_output_scale(config, layer)
+        _fold_static_scales(config, layer)
     return weights
 
 
@@ -234,20 +235,34 @@ def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.d
     return replace(weights, fp8_scales=Fp8Scales(**scales)) if is_fp8 else weights
 
 
-def _fold_output_scale(config: ModelConfig, layer: LayerWeights) -> None:
-    """Fold the static scale of attention's output in FP8 into V and O."""
-    if layer.fp8_scales is None or layer.attention_norm is None:
+def _fold_static_scales(config: ModelConfig, layer: LayerWeights) -> None:
+    """Fold that of attention's output in FP8 into V and O, and that of the MLP's activations into up and down."""
+    if layer.fp8_scales is None or layer.attention_norm is None or layer.mlp_norm is None:
         return
+    _fold_output_scale(config, layer, layer.fp8_scales, layer.attention_norm)
+    assert layer.gate_up is not None
+    gate, up = _row_norms(layer.gate_up, layer.fp8_scales.gate_up, layer.mlp_norm).view(2, -1).square().mean(1).sqrt()
+    factor = up_factor(float(gate), float(up))
+    layer.fp8_scales.gate_up[config.mlp_size :] *= factor
+    layer.fp8_scales.down.div_(factor)
+
+
+def _row_norms(codes: Tensor, scales: Tensor, norm: Tensor) -> Tensor:
+    """Of a matrix behind the weights of a norm."""
+    step = max(1, _COPY_BYTES // (4 * codes.shape[1]))
+    weights = norm.float()
+    return torch.cat([(some.float() * weights).norm(dim=1) for some in torch.split(codes, step)]) * scales
+
+
+def _fold_output_scale(config: ModelConfig, layer: LayerWeights, fp8_scales: Fp8Scales, norm: Tensor) -> None:
     rows = slice((config.num_heads + config.num_kv_heads) * config.head_size, None)
-    scales, norm = layer.fp8_scales.qkv[rows], layer.attention_norm.float()
-    step = max(1, _COPY_BYTES // (4 * config.model_size))
-    norms = torch.cat([(some.float() * norm).norm(dim=1) for some in torch.split(layer.qkv[rows], step)])
-    bounds = sqrt(config.model_size) * norms * scales
+    scales = fp8_scales.qkv[rows]
+    bounds = sqrt(config.model_size) * _row_norms(layer.qkv[rows], scales, norm)
     if layer.qkv_bias is not None:
         bounds += layer.qkv_bias[rows].abs()
     factor = value_factor(float(bounds.max()))
     scales *= factor
-    layer.fp8_scales.o.div_(factor)
+    fp8_scales.o.div_(factor)
     if layer.qkv_bias is not None:
         layer.qkv_bias[rows] *= factor
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from prefixwise.backends.torch.elementwise import rms_norm
-from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_rows
+from prefixwise.backends.torch.elementwise import PlainElementwiseOps, rms_norm
+from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_activations, quantise_rows
 from prefixwise.backends.torch.weights import LayerWeights, load_weights
-from prefixwise.forward.fp8 import FP8_MAX, value_factor
+from prefixwise.forward.fp8 import FP8_MAX, up_factor, value_factor
 from prefixwise.models.sources import open_checkpoint
 from tests.quantised_checkpoints import make_fp8
 
@@ -27,20 +27,23 @@ def layer_of(folder: Path, *, is_fp8: bool = True) -> LayerWeights:
 
 
 def numbers(layer: LayerWeights, matrix: str, plain: LayerWeights) -> Tensor:
-    """What a matrix's codes stand for, without the power of two that values have more, and the output projection
-    less."""
+    """What a matrix's codes stand for, without the power of two that values and up have more, and the output projection
+    and down less."""
 
     def stored(name: str) -> Tensor:
         codes: Tensor = getattr(layer, name)
         scales: Tensor = getattr(layer.fp8_scales, name)
         return codes.float() * scales[:, None]
 
-    factor = 2.0 ** round(math.log2(plain.o.norm() / stored("o").norm()))
+    of_attention = matrix in ("qkv", "o")
+    behind, num_plain_rows = ("o", NUM_ROPE_ROWS) if of_attention else ("down", len(stored("gate_up")) // 2)
+    factor = 2.0 ** round(math.log2(getattr(plain, behind).norm() / stored(behind).norm()))
     assert factor != 1
     found = stored(matrix)
-    if matrix == "qkv":
-        found[NUM_ROPE_ROWS:] /= factor
-    return found * factor if matrix == "o" else found
+    if matrix == behind:
+        return found * factor
+    found[num_plain_rows:] /= factor
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,8 @@ def test_codes_of_a_checkpoint(dense: Path, tmp_path: Path, block: tuple[int, in
         assert layer.down is not None
         assert torch.equal(layer.down.view(torch.uint8), stored[f"{name}.weight"].view(torch.uint8))
         assert layer.fp8_scales is not None
-        assert (layer.fp8_scales.down == stored[f"{name}.weight_scale"]).all()
+        factors = stored[f"{name}.weight_scale"] / layer.fp8_scales.down
+        assert (factors == factors[0]).all() and math.frexp(factors[0])[0] == 0.5
     plain = layer_of(folder, is_fp8=False)
     for matrix in ("qkv", "o", "gate_up", "down"):
         expected = getattr(plain, matrix)
@@ -102,11 +106,31 @@ def test_no_value_exceeds_what_attention_s_output_may_be(checkpoint_of: Callable
     assert FP8_MAX / 3 < found.abs().max() <= FP8_MAX
 
 
+@pytest.mark.parametrize(("gate", "up", "factor"), [(1.0, 1.0, 2.0), (0.3, 0.2, 32.0), (8.0, 4.0, 1 / 16)])
+def test_up_is_scaled_by_a_power_of_two(gate: float, up: float, factor: float) -> None:
+    assert up_factor(gate, up) == factor
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma"])
+def test_activations_are_near_one(checkpoint_of: Callable[[str], Path], family: str) -> None:
+    """For any input of a norm without a favourite direction, so that nearly all rows have a scale of 1."""
+    layer = layer_of(checkpoint_of(family))
+    norm, scales = layer.mlp_norm, layer.fp8_scales
+    assert norm is not None and scales is not None and layer.gate_up is not None
+    x = torch.randn(100, layer.gate_up.shape[1], generator=torch.Generator().manual_seed(0))
+    gate_up = fp8_linear(*quantise_rows(rms_norm(x, norm, 1e-6)), layer.gate_up, scales.gate_up)
+    gated = PlainElementwiseOps().gate(gate_up, "silu")
+    assert 1 / 4 < gated.square().mean().sqrt() < 4
+    assert (quantise_activations(gated)[1] == 1).all()
+
+
 def test_without_a_norm_before_it_attention_has_scales(checkpoint_of: Callable[[str], Path]) -> None:
     folder = checkpoint_of("olmo2")
     layer, plain = layer_of(folder), layer_of(folder, is_fp8=False)
     assert layer.fp8_scales is not None
     assert torch.equal(layer.fp8_scales.o, quantise_rows(plain.o)[1])
+    assert layer.gate_up is not None and layer.down is not None and plain.down is not None
+    assert torch.equal(layer.fp8_scales.down, quantise_rows(plain.down)[1])
 
 
 def test_a_row_is_quantised_by_itself() -> None:
@@ -119,6 +143,39 @@ def test_a_row_is_quantised_by_itself() -> None:
         alone, scale = quantise_rows(rows[row : row + 1])
         assert torch.equal(alone.view(torch.uint8), codes[row : row + 1].view(torch.uint8))
         assert scale == scales[row]
+
+
+class TestActivations:
+    def test_scales_are_powers_of_two_from_one_on(self) -> None:
+        """Whatever its size, a part is rounded to four bits, or to 1/512 of its row's scale."""
+        rows = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))  # the last part has four columns
+        rows *= torch.tensor([0.0, 1e-3, 1.0, 300.0, 1e4, 1e30])[:, None]
+        codes, scales = quantise_activations(rows)
+        largest = rows.abs().amax(1)
+        for scale, most in zip(scales.tolist(), largest.tolist(), strict=True):
+            assert math.frexp(scale)[0] == 0.5 and scale >= 1
+            assert most / scale <= FP8_MAX and (scale == 1 or most / scale > FP8_MAX / 2)
+        wrong = (codes.float() * scales[:, None] - rows).abs()
+        assert (wrong <= torch.maximum(rows.abs() * (1 / 17 + 1e-6), scales[:, None] * 1.01 / 512)).all()
+
+    def test_a_part_has_a_scale_of_its_own_before_its_row_has_one(self) -> None:
+        """As no program of a GEMM sees a whole row: a small part is rounded twice."""
+        rows = torch.zeros(1, 64)
+        rows[0, 0] = 448.0 * 8
+        rows[0, 32] = 8 * 2.52 / 512  # 8 * 2.5 / 512, then 2 / 512; rounded once, 3 / 512
+        codes, scales = quantise_activations(rows)
+        assert scales.item() == 8
+        assert codes[0, 0].float() == 448
+        assert codes[0, 32].float() == 2 / 512
+
+    def test_a_row_is_alone(self) -> None:
+        rows = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)) * 100
+        rows[2] *= 1000
+        codes, scales = quantise_activations(rows)
+        for row in range(5):
+            alone, scale = quantise_activations(rows[row : row + 1])
+            assert torch.equal(alone.view(torch.uint8), codes[row : row + 1].view(torch.uint8))
+            assert scale == scales[row]
 
 
 def test_a_gemm_of_codes() -> None:

@@ -139,11 +139,23 @@ def qk_norm_rope_kernel(
 
 
 @jit
+def fitting_exponents(largest: tl.tensor) -> tl.tensor:
+    """Biased exponents of the least powers of two with which float32 numbers fit FP8, as `fp8.py` has them."""
+    exponents = ((largest.to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8
+    return tl.minimum(tl.maximum(exponents, 1), 254)
+
+
+@jit
+def power_of_two(exponents: tl.tensor) -> tl.tensor:
+    """Of biased exponents."""
+    return (exponents << 23).to(tl.float32, bitcast=True)
+
+
+@jit
 def head_exponents(first: tl.tensor, second: tl.tensor) -> tl.tensor:
     """Biased exponents [heads, 1] of the scales of heads in two halves, as `quantise_heads` in `fp8.py` has them."""
     largest = tl.max(tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32))), 1)[:, None]
-    exponents = ((largest.to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8
-    return tl.minimum(tl.maximum(exponents, 1), 254)
+    return fitting_exponents(largest)
 
 
 @jit
@@ -158,7 +170,7 @@ def store_head_codes(
 ) -> None:
     """Quantise heads for the KV cache."""
     exponents = head_exponents(first, second)
-    factors = ((254 - exponents) << 23).to(tl.float32, bitcast=True)
+    factors = power_of_two(254 - exponents)
     dtype: tl.constexpr = first_at.dtype.element_ty
     tl.store(first_at, (first.to(tl.float32) * factors).to(dtype), mask=inside)
     tl.store(first_at + half, (second.to(tl.float32) * factors).to(dtype), mask=inside)

@@ -1,8 +1,9 @@
 """The elementwise kernels of a layer whose GEMMs are in FP8: each writes codes, and one scale per row.
 
 One program takes one whole row, because its scale is that of its largest magnitude. A row is rounded to the model's
-dtype before it is quantised, as `elementwise_kernels.py` rounds it, so the codes are those of `quantise_rows` over what
-the other kernel writes. Bits do not depend on other rows, as there.
+dtype before it is quantised, as `elementwise_kernels.py` rounds it, so the codes are those of `quantise_rows`, for the
+MLP's activations of `quantise_activations`, over what the other kernel writes. Bits do not depend on other rows, as
+there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.elementwise_kernels import activate, apply_norm, from_the_end, jit, launch
-from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX
+from prefixwise.backends.torch.cuda.elementwise_kernels import (
+    activate,
+    apply_norm,
+    fitting_exponents,
+    from_the_end,
+    jit,
+    launch,
+    power_of_two,
+)
+from prefixwise.forward.fp8 import ACTIVATION_PART, FP8_MAX, SMALLEST_MAX
 from prefixwise.models.config import Activation
 
 _FP8_MAX: tl.constexpr = tl.constexpr(FP8_MAX)
 _SMALLEST_MAX: tl.constexpr = tl.constexpr(SMALLEST_MAX)
+_PART: tl.constexpr = tl.constexpr(ACTIVATION_PART)
+_ONE: tl.constexpr = tl.constexpr(127)  # the biased exponent of 1
+_ROW_TILE = 64  # rows whose scales a program of `rescale_kernel` finds
 
 
 @jit
@@ -35,10 +47,62 @@ def store_codes(
 
 
 @jit
+def store_activation_codes(
+    row: tl.tensor,  # [padded size] float32
+    out: tl.tensor,  # of the row's codes
+    row_scale: tl.tensor,  # of the row's scale
+    columns: tl.tensor,
+    inside: tl.tensor,
+) -> None:
+    """Quantise a row of the MLP's activations. Columns outside are 0."""
+    shape: tl.constexpr = [row.shape[0] // _PART, _PART]
+    parts = tl.reshape(row, shape)
+    exponents = tl.maximum(fitting_exponents(tl.max(tl.abs(parts), 1)), _ONE)
+    largest = tl.max(exponents, 0)
+    codes = (parts * power_of_two(254 - exponents)[:, None]).to(out.dtype.element_ty)
+    codes = (codes.to(tl.float32) * power_of_two(exponents - largest + _ONE)[:, None]).to(out.dtype.element_ty)
+    tl.store(out + columns, tl.reshape(codes, row.shape), mask=inside)  # whose addresses are seen to lie side by side
+    tl.store(row_scale, power_of_two(largest))
+
+
+@jit
+def rescale_kernel(
+    codes: tl.tensor,  # [T, size]
+    exponents: tl.tensor,  # [parts, T] uint8, biased: of the scale with which each part of a row is rounded
+    row_scales: tl.tensor,  # [T] float32
+    num_rows: tl.tensor,
+    size: tl.constexpr,
+    num_parts: tl.constexpr,
+    padded_parts: tl.constexpr,
+    row_tile: tl.constexpr,
+) -> None:
+    """Find the scales of rows, and round the codes of those again whose parts have several."""
+    first = tl.program_id(0) * row_tile
+    rows, parts = first + tl.arange(0, row_tile), tl.arange(0, padded_parts)
+    inside = (parts < num_parts)[:, None] & (rows < num_rows)[None, :]
+    of_rows = tl.load(exponents + parts[:, None] * num_rows + rows[None, :], mask=inside, other=_ONE).to(tl.int32)
+    largest = tl.max(of_rows, 0)
+    tl.store(row_scales + rows, power_of_two(largest), mask=rows < num_rows)
+    if tl.max(largest, 0) > _ONE:
+        columns = tl.arange(0, _PART)
+        for offset in range(tl.minimum(row_tile, num_rows - first)):
+            row = (first + offset).to(tl.int64)
+            of_parts = tl.load(exponents + parts * num_rows + row, mask=parts < num_parts, other=_ONE).to(tl.int32)
+            of_row = tl.max(of_parts, 0)
+            if of_row > _ONE:
+                at = codes + row * size + parts[:, None] * _PART + columns[None, :]
+                is_part = (parts < num_parts)[:, None] & (columns >= 0)[None, :]
+                wide = tl.load(at, mask=is_part, other=0.0).to(tl.float32)
+                wide *= power_of_two(of_parts - of_row + _ONE)[:, None]
+                tl.store(at, wide.to(codes.dtype.element_ty), mask=is_part)
+
+
+@jit
 def quantise_kernel(
     x: tl.tensor,  # [T, size]
     out: tl.tensor,  # [T, size] codes
     row_scales: tl.tensor,  # [T] float32
+    are_activations: tl.constexpr,
     size: tl.constexpr,
     padded_size: tl.constexpr,
 ) -> None:
@@ -47,7 +111,10 @@ def quantise_kernel(
     columns = tl.arange(0, padded_size)
     inside = columns < size
     wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-    store_codes(wide, out + row * size, row_scales + row, columns, inside)
+    if are_activations:
+        store_activation_codes(wide, out + row * size, row_scales + row, columns, inside)
+    else:
+        store_codes(wide, out + row * size, row_scales + row, columns, inside)
 
 
 @jit
@@ -117,18 +184,34 @@ def gate_fp8_kernel(
     dtype: tl.constexpr = gate_up.dtype.element_ty
     activated = activate(gate, is_silu).to(dtype).to(tl.float32)
     rounded = (activated * up).to(dtype).to(tl.float32)
-    store_codes(rounded, out + row * size, row_scales + row, columns, inside)
+    store_activation_codes(rounded, out + row * size, row_scales + row, columns, inside)
 
 
 def row_sizes(size: int) -> dict[str, int]:
     """The whole row in one tile. Few warps: every program ends in one scale, and more of them then run side by side."""
-    padded_size = triton.next_power_of_2(size)
+    padded_size = max(triton.next_power_of_2(size), ACTIVATION_PART)
     return {"size": size, "padded_size": padded_size, "num_warps": min(max(padded_size // 1024, 1), 8)}
 
 
-def quantise(x: Tensor, out: Tensor, row_scales: Tensor) -> None:
-    """x [T, I] to its codes."""
-    launch(quantise_kernel, (len(x),), x, out, row_scales, **row_sizes(x.shape[1]))
+def quantise(x: Tensor, out: Tensor, row_scales: Tensor, *, are_activations: bool = False) -> None:
+    """x [T, I], or the MLP's activations [T, F], to codes."""
+    sizes = row_sizes(x.shape[1])
+    launch(quantise_kernel, (len(x),), x, out, row_scales, are_activations=are_activations, **sizes)
+
+
+def rescale(codes: Tensor, exponents: Tensor, row_scales: Tensor) -> None:
+    """Activations [T, F] whose parts were rounded each with a scale of its own, with exponents [F / 32, T], to codes
+    with scales of their rows."""
+    num_parts, num_rows = exponents.shape
+    launch(
+        rescale_kernel,
+        (triton.cdiv(num_rows, _ROW_TILE),),
+        *(codes, exponents, row_scales, num_rows),
+        size=codes.shape[1],
+        num_parts=num_parts,
+        padded_parts=triton.next_power_of_2(num_parts),
+        row_tile=_ROW_TILE,
+    )
 
 
 def norm_fp8(x: Tensor, weight: Tensor, eps: float, out: Tensor, row_scales: Tensor) -> None:

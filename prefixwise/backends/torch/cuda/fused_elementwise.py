@@ -99,9 +99,15 @@ class FusedElementwiseOps(ElementwiseOps):
         return out
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._quantise(x, are_activations=False)
+
+    def quantise_activations(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._quantise(x, are_activations=True)
+
+    def _quantise(self, x: Tensor, *, are_activations: bool) -> tuple[Tensor, Tensor]:
         x = _aligned(x)
         codes, row_scales = torch.empty_like(x, dtype=FP8), x.new_empty(len(x), dtype=torch.float32)
-        quantise(x, codes, row_scales)
+        quantise(x, codes, row_scales, are_activations=are_activations)
         return codes, row_scales
 
     def has_grouped_gemm(self, weights: ExpertWeights) -> bool:

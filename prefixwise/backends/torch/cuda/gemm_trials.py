@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.fp8_kernels import gate_fp8, quantise
+from prefixwise.backends.torch.cuda.fp8_kernels import gate_fp8, rescale
 from prefixwise.backends.torch.cuda.fused_elementwise import gate
 from prefixwise.backends.torch.cuda.hopper_gemm import (
     MIN_ROWS,
@@ -18,7 +18,8 @@ from prefixwise.backends.torch.cuda.hopper_gemm import (
     residual_gemm,
     rows_of_both_tiles,
 )
-from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_rows
+from prefixwise.backends.torch.fp8 import fp8_linear, quantise_rows
+from prefixwise.forward.fp8 import ACTIVATION_PART
 from prefixwise.models.config import Activation
 
 
@@ -36,11 +37,14 @@ def gates_alike(weight: Tensor, scales: Tensor | None, activation: Activation) -
 
 def _gates_codes_alike(weight: Tensor, scales: Tensor, activation: Activation) -> bool:
     """In FP8: the codes of the product, and their scales."""
-    codes, row_scales = quantise_rows(_random_rows(weight.shape[1], weight, torch.bfloat16))
-    gated = codes.new_empty(len(codes), len(weight) // 2, dtype=torch.bfloat16)
-    gated_gemm(codes, weight, activation, gated, (row_scales, scales))
-    found, expected = ((torch.empty_like(gated, dtype=FP8), torch.empty_like(row_scales)) for _ in range(2))
-    quantise(gated, *found)
+    rows = _random_rows(weight.shape[1], weight, torch.bfloat16)
+    rows *= 2 ** (torch.arange(len(rows), device=rows.device) % 8)[:, None]  # some are too large for a scale of 1
+    codes, row_scales = quantise_rows(rows)
+    size = len(weight) // 2
+    found, expected = ((codes.new_empty(len(codes), size), torch.empty_like(row_scales)) for _ in range(2))
+    exponents = codes.new_empty(size // ACTIVATION_PART, len(codes), dtype=torch.uint8)
+    gated_gemm(codes, weight, activation, found[0], (row_scales, scales), exponents)
+    rescale(found[0], exponents, found[1])
     gate_fp8(fp8_linear(codes, row_scales, weight, scales), activation, *expected)
     return torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(found[1], expected[1])
 

@@ -1,4 +1,5 @@
-"""What GEMMs for NVIDIA's Hopper (`hopper_gemm.py`) do with the sums of a tile: scale, round, activate or add, store.
+"""What GEMMs for NVIDIA's Hopper (`hopper_gemm.py`) do with the sums of a tile: scale, round, activate or add,
+quantise, store.
 
 Letters are those of `hopper_gemm.py`.
 """
@@ -13,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from prefixwise.backends.torch.cuda.elementwise_kernels import activate
+from prefixwise.backends.torch.cuda.elementwise_kernels import activate, fitting_exponents, power_of_two
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -64,15 +65,15 @@ def round_sums(acc: gl.tensor, scales: gl.tuple, dtype: gl.constexpr, epilogue: 
         lower, upper = acc.reshape([rows, half, 2]).split()
     else:
         lower, upper = _halves_of(acc)
-    is_bfloat16: gl.constexpr = dtype == gl.bfloat16
-    convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, $2;" if is_bfloat16 else "cvt.rn.f16x2.f32 $0, $1, $2;"
+    is_float16: gl.constexpr = dtype == gl.float16
+    convert: gl.constexpr = "cvt.rn.f16x2.f32 $0, $1, $2;" if is_float16 else "cvt.rn.bf16x2.f32 $0, $1, $2;"
     return gl.inline_asm_elementwise(convert, "=r,r,r", [upper, lower], gl.int32, is_pure=True, pack=1)
 
 
 @jit
 def _activate(rounded: gl.tensor, dtype: gl.constexpr, is_silu: gl.constexpr) -> gl.tensor:
     """activation(gate) * up, with the roundings of `gate_kernel`."""
-    if dtype == gl.bfloat16:
+    if dtype != gl.float16:
         gate = (rounded << 16).to(gl.float32, bitcast=True)
         up = (rounded & -65536).to(gl.float32, bitcast=True)
         # bfloat16 is the upper half of a float32, and two of them are rounded faster than one.
@@ -80,11 +81,30 @@ def _activate(rounded: gl.tensor, dtype: gl.constexpr, is_silu: gl.constexpr) ->
         activated = gl.inline_asm_elementwise(
             convert, "=r,r", [activate(gate, is_silu)], gl.float32, is_pure=True, pack=1
         )
+        gated = (activated * up).to(gl.bfloat16)
     else:
         gate = rounded.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
         up = (rounded >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
         activated = activate(gate, is_silu).to(dtype).to(gl.float32)
-    return (activated * up).to(dtype)
+        gated = (activated * up).to(dtype)
+    return gated
+
+
+@jit
+def _quantise(
+    gated: gl.tensor,  # [R, P]
+    exponents: gl.tensor,  # [parts, T] uint8
+    row: gl.tensor,
+    part: gl.tensor,
+    num_rows: gl.tensor,  # T
+    dtype: gl.constexpr,
+) -> gl.tensor:
+    """Codes of a part, and the exponents of their scales, as `quantise_activations` has them before a row has one."""
+    wide = gated.to(gl.float32)
+    found = gl.maximum(fitting_exponents(gl.max(gl.maximum(wide, -wide), 1)), 127)  # the biased exponent of 1
+    rows = row + gl.arange(0, gated.shape[0], gl.SliceLayout(1, gated.type.layout))
+    gl.store(exponents + part * num_rows + rows, found.to(gl.uint8), mask=rows < num_rows)
+    return (wide * power_of_two(254 - found)[:, None]).to(dtype)
 
 
 @jit
@@ -118,6 +138,7 @@ def store_part(
     column: gl.tensor,
     out: tma.tensor_descriptor,
     stored: gl.shared_memory_descriptor,  # [2 * num_slots, R, P]
+    exponents: gl.tensor,  # of parts, where `out` are codes, else None
     epilogue: gl.constexpr,
 ) -> None:
     """Some columns of a tile to `out`. Rows that it has not are not stored."""
@@ -133,6 +154,9 @@ def store_part(
         columns = _neighbours(numbers, out.dtype)
     else:
         columns = _activate(numbers, out.dtype, epilogue == "silu")
+        if exponents is not None:
+            number = column // stored.shape[2] + part
+            columns = _quantise(columns, exponents, row, number, out.shape[0], out.dtype)
     buffer = stored.index(group * num_slots + part % num_slots)
     place = [row, column + part * stored.shape[2]]
     tma.store_wait(num_slots - 1)  # what was in this slot

@@ -6,8 +6,9 @@ activates or adds while the matrix units work on that (`hopper_epilogues.py`).
 
 The weight's part of a tile is two halves. With an activation these are the same columns of gate and up, so a thread has
 both and writes their product: gate and up themselves never leave the multiprocessor. In FP8 x and the weight are codes,
-and sums are multiplied by the scales of their channel and of their row, then rounded to bfloat16. `out` is in bfloat16,
-too: the scale of a row of it is that of all columns, which no program has, so quantising is another kernel's work.
+and sums are multiplied by the scales of their channel and of their row, then rounded to bfloat16. With an activation
+`out` are codes, too, each part of a row with a scale of its own, as no program has all columns of a row; nearly always
+it is 1, and `rescale` in `fp8_kernels.py` sees to the rest.
 
 The residual never comes to the multiprocessor: the GPU's cache adds (a TMA reduction). It rounds once, exactly, which
 is what a float32 sum rounded again gives too: a float32 has more than 2 p + 2 bits, for p bits of bfloat16 or float16.
@@ -42,7 +43,6 @@ _TILE_ROWS = 2 * _GROUP_ROWS
 _HALF_COLUMNS = 128  # C
 _STEP_BYTES = 128  # of S columns
 _MIN_STEPS = 8  # of a tile: more than a group has something else to do in
-_MAX_FP8_INNER = 2048  # with more columns than that cuBLAS's FP8 GEMM and another kernel are faster
 OPTIONS = {"num_warps": 4, "maxnreg": 65536 // 384 // 8 * 8}  # all registers for the 384 threads
 
 MIN_ROWS = 2048  # fewer do not make tiles for all multiprocessors: cuBLAS, which has smaller ones, is faster
@@ -155,7 +155,7 @@ def _multiply_tile(
     epilogue: gl.constexpr,
 ) -> gl.tensor:
     """The rows of one group, rounded."""
-    out, stored, buffers, barriers, sizes, scales = work
+    out, stored, buffers, barriers, sizes, scales, exponents = work
     _, free = barriers
     _, num_column_tiles, _, num_steps = sizes
     rounded, row, column = before
@@ -163,7 +163,7 @@ def _multiply_tile(
     for number in gl.static_range(_NUM_PARTS + 1):
         token = _begin_step(acc, step, group, buffers, barriers, number == 0)
         if number > 0:
-            store_part(number - 1, group, rounded, row, column, out, stored, epilogue)
+            store_part(number - 1, group, rounded, row, column, out, stored, exponents, epilogue)
         acc = warpgroup_mma_wait(1, deps=[token])
         if number > 0:
             mbarrier.arrive(free.index((step - 1) % _NUM_BUFFERS))
@@ -184,12 +184,12 @@ def _multiply_tile(
 
 @jit
 def _multiply(
-    work: gl.tuple,  # `out`, memory for parts of it [2 * num_slots, R, P]; buffers, barriers, sizes and scales
+    work: gl.tuple,  # `out`, memory for parts of it [2 * num_slots, R, P]; buffers, barriers, sizes, scales, exponents
     group: gl.constexpr,
     epilogue: gl.constexpr,
 ) -> None:
     """The rows of one group, of every tile of this program."""
-    out, stored, buffers, _, sizes, _ = work
+    out, stored, buffers, _, sizes, _, exponents = work
     x_buffers, weight_buffers = buffers
     num_row_tiles, num_column_tiles, num_whole_tiles, num_steps = sizes
     num_rows: gl.constexpr = x_buffers.shape[1]
@@ -217,10 +217,10 @@ def _multiply(
             before = (rounded, row, column)
             last = _multiply_tile(_nothing(half, x_buffers), place, before, step, work, group, epilogue)
             for part in gl.static_range(_NUM_PARTS // 2):
-                store_part(part, group, last, place[0], place[1], out, stored, epilogue)
+                store_part(part, group, last, place[0], place[1], out, stored, exponents, epilogue)
     if not has_half:
         for part in gl.static_range(_NUM_PARTS):
-            store_part(part, group, rounded, row, column, out, stored, epilogue)
+            store_part(part, group, rounded, row, column, out, stored, exponents, epilogue)
     tma.store_wait(0)
 
 
@@ -235,6 +235,7 @@ def gemm_kernel(
     num_steps: gl.tensor,
     row_scales: gl.tensor,  # [T] float32, of codes; else None
     channel_scales: gl.tensor,  # [2 F] or [O] float32
+    exponents: gl.tensor,  # [F / P, T] uint8, of the scales of codes in `out`; else None
     epilogue: gl.constexpr,  # silu, gelu_tanh: activate; add: to what is in `out`
 ) -> None:
     """Some tiles of `out`."""
@@ -255,7 +256,7 @@ def gemm_kernel(
     buffers, barriers = (x_buffers, weight_buffers), (ready, free)
     sizes = (num_row_tiles, num_column_tiles, num_whole_tiles, num_steps)
     scales = () if row_scales is None else (row_scales, channel_scales)
-    work = (out, stored, buffers, barriers, sizes, scales)
+    work = (out, stored, buffers, barriers, sizes, scales, exponents)
     gl.warp_specialize(
         [
             (_multiply, (work, 0, epilogue)),
@@ -268,11 +269,16 @@ def gemm_kernel(
 
 
 def gated_gemm(
-    x: Tensor, weight: Tensor, activation: Activation, out: Tensor, scales: tuple[Tensor, Tensor] | None = None
+    x: Tensor,
+    weight: Tensor,
+    activation: Activation,
+    out: Tensor,
+    scales: tuple[Tensor, Tensor] | None = None,
+    exponents: Tensor | None = None,
 ) -> None:
     """activation(x @ gate.T) * (x @ up.T): x [T, D] and weight [2 F, D] to the first F columns of `out`. `scales`: in
-    FP8 those of the rows [T] and of the weight [2 F]."""
-    _launch(x, weight, out[:, : len(weight) // 2], _HALF_COLUMNS, scales, activation)
+    FP8 those of the rows [T] and of the weight [2 F]; `exponents` [F / 32, T] are then those of the parts of `out`."""
+    _launch(x, weight, out[:, : len(weight) // 2], _HALF_COLUMNS, scales, activation, exponents)
 
 
 def residual_gemm(x: Tensor, weight: Tensor, out: Tensor, scales: tuple[Tensor, Tensor] | None = None) -> None:
@@ -288,6 +294,7 @@ def _launch(
     tile_columns: int,  # of `out`
     scales: tuple[Tensor, Tensor] | None,
     epilogue: str,
+    exponents: Tensor | None = None,
 ) -> None:
     inner, step_size = weight.shape[1], _STEP_BYTES // weight.dtype.itemsize
     num_row_tiles, num_column_tiles = triton.cdiv(len(x), _TILE_ROWS), out.shape[1] // tile_columns
@@ -299,7 +306,7 @@ def _launch(
             describe(weight, [_HALF_COLUMNS, step_size]),
             describe(out, [_GROUP_ROWS, tile_columns // _NUM_PARTS.value]),
             *(num_row_tiles, num_column_tiles, num_tiles - num_halved, inner // step_size),
-            *(scales or (None, None)),
+            *(*(scales or (None, None)), exponents),
             epilogue=epilogue,
             **OPTIONS,
         )
@@ -328,7 +335,7 @@ def rows_of_both_tiles(num_columns: int, processors: int, row_unit: int) -> int:
 
 def has_gated_gemm(weight: Tensor) -> bool:
     """Can the matrix [2 F, D] of gate and up be multiplied here, and is that faster?"""
-    return _has_gemm(weight) and (weight.dtype != FP8 or weight.shape[1] < _MAX_FP8_INNER)
+    return _has_gemm(weight)
 
 
 def has_residual_gemm(weight: Tensor) -> bool:

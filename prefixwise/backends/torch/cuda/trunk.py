@@ -5,8 +5,7 @@ it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.f
 that are scored.
 
 In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes; attention writes codes,
-whose scale is in the weights (`forward/fp8.py`). The output of a GEMM that activates has a pass of its own, as its
-programs have some of a row's columns.
+whose scale is in the weights (`forward/fp8.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.cuda.attention import PagedAttention, Rows
-from prefixwise.backends.torch.cuda.fp8_kernels import add_norm_fp8, gate_fp8, norm_fp8, quantise
+from prefixwise.backends.torch.cuda.fp8_kernels import add_norm_fp8, gate_fp8, norm_fp8, rescale
 from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
@@ -30,6 +29,7 @@ from prefixwise.backends.torch.linear import RowTile
 from prefixwise.backends.torch.lora import LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Matrix, Rotary
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
+from prefixwise.forward.fp8 import ACTIVATION_PART
 from prefixwise.models.config import ModelConfig
 
 _ALIGNMENT = 1024  # bytes
@@ -61,6 +61,7 @@ class Buffers:
     scored_positions: Tensor  # [T] int32
     gate_up: Tensor  # [T, 2 F]
     gated: Tensor  # [T, F + E], in FP8 its codes
+    part_exponents: Tensor  # [F / 32, T] uint8, of the scales that a GEMM's codes in `gated` have; empty without FP8
     ones: Tensor  # [T] float32, as scales of `attended_codes`; empty without FP8
 
     def heads(self, config: ModelConfig) -> Tensor:
@@ -108,7 +109,11 @@ class Workspace:
                 ((t, n * h + self._tails[1]), self._dtype),
                 *scored_rows,
             ],
-            [((t, 2 * f), self._dtype), ((t, f + self._tails[2]), read)],
+            [
+                ((t, 2 * f), self._dtype),
+                ((t, f + self._tails[2]), read),
+                ((f // ACTIVATION_PART, t8), torch.uint8),
+            ],
         ]
 
     def buffers(self, num_tokens: int) -> Buffers:
@@ -290,9 +295,8 @@ class Trunk:
             if scales is None:
                 gated_gemm(buffers.normed, _given(layer.gate_up), activation, buffers.gated)
                 return
-            wide = buffers.gate_up.view(-1)[: buffers.gated.numel()].view(buffers.gated.shape)
-            gated_gemm(buffers.normed, _given(layer.gate_up), activation, wide, scales)
-            quantise(wide, buffers.gated, buffers.row_scales)
+            gated_gemm(buffers.normed, _given(layer.gate_up), activation, buffers.gated, scales, buffers.part_exponents)
+            rescale(buffers.gated, buffers.part_exponents, buffers.row_scales)
             return
         self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers, lora)
         if self.is_fp8:

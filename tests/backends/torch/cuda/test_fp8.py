@@ -20,7 +20,7 @@ from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch import model
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.elementwise import PLAIN
-from prefixwise.backends.torch.fp8 import FP8, KVFormat, fp8_linear, quantise_rows, round_to_fp8
+from prefixwise.backends.torch.fp8 import FP8, KVFormat, fp8_linear, quantise_activations, quantise_rows, round_to_fp8
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -29,6 +29,7 @@ from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.fp8 import ACTIVATION_PART
 from prefixwise.models.config import ModelConfig
 from tests.attention_cases import CASE_NAMED, make_batch, make_inputs
 from tests.backends.torch.batches import ITEMS, PREFIXES, READS, extend_batch, prefill
@@ -76,9 +77,9 @@ def outputs(num_rows: int, size: int) -> tuple[Tensor, Tensor]:
     return codes, torch.full((num_rows,), float("nan"), device=DEVICE)
 
 
-def assert_codes(found: tuple[Tensor, Tensor], rows: Tensor) -> None:
+def assert_codes(found: tuple[Tensor, Tensor], rows: Tensor, *, are_activations: bool = False) -> None:
     """Those of the rows. A rounding of a row that falls the other way may move a code by one, seldom."""
-    codes, scales = quantise_rows(rows)
+    codes, scales = (quantise_activations if are_activations else quantise_rows)(rows)
     torch.testing.assert_close(found[1], scales, rtol=2**-7, atol=0)
     assert (found[0].float() == codes.float()).float().mean() > 0.95
     if INTERPRETED:  # which rounds up to a power of two wrongly: 63.9 becomes 32
@@ -113,7 +114,26 @@ class TestKernels:
 
         gate_up, found = draw(NUM_ROWS, 2 * size), outputs(NUM_ROWS, size)
         gate_fp8(gate_up, activation, *found)
-        assert_codes(found, PLAIN.gate(gate_up, activation))
+        assert_codes(found, PLAIN.gate(gate_up, activation), are_activations=True)
+
+    @pytest.mark.parametrize("size", [32, 1000, 3072])
+    def test_activations_whose_parts_have_several_scales(self, size: int) -> None:
+        from prefixwise.backends.torch.cuda.fp8_kernels import quantise, rescale
+
+        rows = draw(NUM_ROWS, size)
+        rows[:, ::40] *= 2 ** (3 * torch.arange(NUM_ROWS, device=DEVICE) % 12)[:, None]
+        rows[1] = 0
+        expected, found = quantise_activations(rows), outputs(NUM_ROWS, size)
+        quantise(rows, *found, are_activations=True)
+        assert_codes(found, rows, are_activations=True)
+        assert INTERPRETED or torch.equal(found[0].float(), expected[0].float())
+        if size % ACTIVATION_PART == 0:  # what a GEMM leaves of each part
+            parts = [quantise_activations(part) for part in torch.split(rows, ACTIVATION_PART, 1)]
+            codes = torch.cat([part for part, _ in parts], 1)
+            exponents = torch.stack([scales.log2().to(torch.uint8) + 127 for _, scales in parts])
+            rescale(codes, exponents, found[1])
+            assert torch.equal(found[1], expected[1])
+            assert torch.equal(codes.float(), expected[0].float())
 
     def test_a_row_has_the_same_bits_alone(self) -> None:
         from prefixwise.backends.torch.cuda.fp8_kernels import gate_fp8, norm_fp8
