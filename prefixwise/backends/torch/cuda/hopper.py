@@ -13,7 +13,8 @@ of the queries' buffers, which have been read, or by way of others where those a
 The prefix's last key tile, which may be short, comes first, so that the rest need no mask; then the rest in order.
 
 In the kernel: `R` rows of half a tile (tokens x query heads of one KV head), `C` keys of a key tile; `m_i` is the
-running max, `l_i` the running sum and `alpha` the rescale of the online softmax.
+running max, `l_i` the running sum and `alpha` the rescale of the online softmax. Four threads have a row's scores. Each
+has a running sum of its own, and only the last are added: threads would wait for each other once more at each key tile.
 """
 
 from __future__ import annotations
@@ -46,10 +47,17 @@ def row_box(width: int, padded_group: int, padded_head_size: int) -> list[int]:
 
 
 @jit
+def _sums_of_threads(weights: gl.tensor) -> gl.tensor:
+    """[R, C] to [R, 4], of each of the four threads that have a row: two columns of eight each."""
+    by_threads = weights.reshape([weights.shape[0], weights.shape[1] // 8, 4, 2])
+    return gl.sum(gl.sum(by_threads, 3), 1)
+
+
+@jit
 def _softmax(
     scores: gl.tensor,  # [R, C] float32
     m_i: gl.tensor,  # [R] float32: running max
-    l_i: gl.tensor,  # [R] float32: running sum
+    l_i: gl.tensor,  # [R, 4] float32: running sums
     scale: gl.constexpr,
 ) -> gl.tuple:
     """Scores of one key tile into an online softmax, base 2: weights [R, C], the new m_i and l_i, and alpha, which
@@ -57,7 +65,9 @@ def _softmax(
     m_new = gl.maximum(m_i, gl.max(scores, 1) * scale)
     weights = gl.exp2(scores * scale - m_new[:, None])
     alpha = gl.exp2(m_i - m_new)
-    return weights, m_new, l_i * alpha + gl.sum(weights, 1), alpha
+    sums = _sums_of_threads(weights)
+    alpha_of_sums = gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))
+    return weights, m_new, l_i * alpha_of_sums[:, None] + sums, alpha
 
 
 @jit
@@ -182,7 +192,7 @@ def _attend(
         mbarrier.wait(outputs_ready, visit % 2)
         acc = self_output.load(of_output).to(gl.float32)
         mbarrier.arrive(outputs_free)
-        l_i = gl.full([num_rows], 1.0, gl.float32, of_row)
+        l_i = _sums_of_threads(no_scores) + 0.25  # self-attention's 1, in four parts
 
         # The last key tile of the prefix, which may be short.
         num_key_tiles = (num_read + num_keys - 1) // num_keys
@@ -231,7 +241,7 @@ def _attend(
         m_i = _load_lse(lse, rows, next_start, next_length, next_work % num_kv_heads, num_kv_heads, group, padded_group)
         acc, operand = warpgroup_mma_wait(1, deps=[output, operand])
         mbarrier.arrive(values_free.index(buffer))
-        acc = acc / gl.convert_layout(l_i, of_output_row)[:, None]
+        acc = acc / gl.convert_layout(gl.sum(l_i, 1), of_output_row)[:, None]
         result_at = result + start.to(gl.int64) * result_stride + work % num_kv_heads * group * head_size
         staging = query
         if staging_buffers.dtype != query_buffers.dtype:
