@@ -106,15 +106,18 @@ def assemble(
     attention: AttentionImplementation,
     compilation_cache_dir: str | None = None,
     store: ExecutableStore | None = None,
+    *,
+    has_gated_gemm: bool = False,
 ) -> Assembly:
-    """`attention`: the implementation for prefixes in the KV cache. The mesh may be of described devices (`aot`)."""
+    """`attention`: the implementation for prefixes in the KV cache; `has_gated_gemm`: that of `gated_gemm.py`. The mesh
+    may be of described devices (`aot`)."""
     check_lora(config, options)
     if options.quantization is not None:
         check_fp8_device(choice.platform, choice.capability)
         check_fp8_model(config, str(dtype), options.tp_size)
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
     rows = _row_tiles(choice.platform, batch_invariant=bool(options.batch_invariant))
-    transformer = _transformer(config, choice, dtype, placement, rows, attention)
+    transformer = _transformer(config, choice, dtype, placement, rows, attention, has_gated_gemm)
     kv_cache = _kv_cache_shape(config, options, choice, dtype, placement)
     programs = Programs(
         mesh,
@@ -149,6 +152,7 @@ def _transformer(
     placement: HeadPlacement,
     rows: RowTiles,
     attention: AttentionImplementation,
+    has_gated_gemm: bool,
 ) -> Transformer:
     return Transformer(
         config,
@@ -160,6 +164,7 @@ def _transformer(
         batch_attention=choose_for_batch_prefixes(attention, **attention_kind(config, choice, dtype)),
         fuses_heads=choice.kernel_platform in ("gpu", "hopper") and dtype in (jnp.bfloat16, jnp.float16),
         kv_copies=placement.kv_copies,
+        fuses_gate=has_gated_gemm and rows.token_rows is None,
     )
 
 

@@ -19,6 +19,7 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.dense import make_mask
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
 from prefixwise.backends.jax.executables import ExecutableStore
+from prefixwise.backends.jax.gated_gemm import has_gated_gemm
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs, split_batch
 from prefixwise.backends.jax.invariant_rows import invariant_buckets
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache
@@ -77,7 +78,9 @@ class JaxBackend(Backend):
         self._has_failed = False  # since the KV cache was last recovered
         store = ExecutableStore.of(cache_dir, mesh)
         attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0], store)
+        is_gated = has_gated_gemm(config, options, choice, dtype, mesh.local_devices[0], store)
         make = partial(assemble, config, choice=choice, mesh=mesh, dtype=dtype, attention=attention, store=store)
+        make = partial(make, has_gated_gemm=is_gated)
         self._assembly = _exact_assembly(
             partial(make, compilation_cache_dir=None if cache_dir is None else str(cache_dir)), options, choice
         )
@@ -269,9 +272,10 @@ def _exact_assembly(
         info, device = assembly.info, assembly.mesh.local_devices[0]
         layers = assembly.programs.weights.layers
         sizes, of_platform = info.token_buckets, COMPILER_OPTIONS[choice.platform]
+        fuses_gate = assembly.programs.transformer.fuses_gate
         buckets = assembly.programs.store.recall(
-            f"invariant buckets: {layers} {assembly.dtype} {sizes} {of_platform}",
-            lambda: invariant_buckets(layers, assembly.dtype, sizes, device),
+            f"invariant buckets: {layers} {assembly.dtype} {sizes} {of_platform} {fuses_gate}",
+            lambda: invariant_buckets(layers, assembly.dtype, sizes, device, fuses_gate),
         )
         if buckets is not None:
             return replace(assembly, info=replace(info, token_buckets=tuple(buckets), batch_invariant=True))

@@ -31,11 +31,13 @@ _NUM_THREADS = 16  # that compile
 
 
 def invariant_buckets(
-    layers: LayerWeights, dtype: DTypeLike, buckets: Sequence[int], device: jax.Device
+    layers: LayerWeights, dtype: DTypeLike, buckets: Sequence[int], device: jax.Device, fuses_gate: bool
 ) -> tuple[int, ...] | None:
     """The buckets that agree with all larger ones; None where the least of them is above MAX_SMALLEST. `layers`: the
-    shapes and shardings of the matrices of all layers; `dtype`: of activations."""
+    shapes and shardings of the matrices of all layers; `dtype`: of activations; `fuses_gate`: one kernel multiplies any
+    number of rows by gate and up, in one order."""
     names = _MATRICES if layers.router is None else _MATRICES[:2]  # experts have tiles of fixed rows
+    names = tuple(name for name in names if name != "gate_up" or not fuses_gate)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         trials = [_begin_trial(layers, dtype, name, buckets, device, pool) for name in names]
         differing = set().union(*(differing() for differing in trials))

@@ -69,6 +69,7 @@ class Transformer:
     batch_attention: AttentionImplementation  # reads prefixes in the batch
     fuses_heads: bool  # are QK norm, RoPE and the write to the KV cache one kernel?
     kv_copies: int = 1  # how many shards hold each KV head
+    fuses_gate: bool = False  # is the MLP's first GEMM one kernel with its activation, in trunks without LoRA?
 
     def __call__(
         self,
@@ -261,7 +262,10 @@ class Transformer:
         layer = _at(layers, number)
         if self.config.experts is None:
             if lora is None:
-                return over_rows(partial(self._finish_dense, layer), x, attended, into=x)
+                gated = None
+                if self.fuses_gate and num_tiles is not None:
+                    gated = partial(self._gated, layers.gate_up, number)
+                return over_rows(partial(self._finish_dense, layer, gated=gated), x, attended, into=x)
             adapted = partial(self._finish_adapted, layer, number, lora.adapters)
             return over_rows(adapted, x, attended, lora.slots, into=x)
 
@@ -311,12 +315,27 @@ class Transformer:
         return self._finish_dense(layer, x, attended, adding(adapters, number, (slots,)))
 
     def _finish_dense(
-        self, layer: LayerWeights, x: jax.Array, attended: jax.Array, add: AddLora = no_lora
+        self,
+        layer: LayerWeights,
+        x: jax.Array,
+        attended: jax.Array,
+        add: AddLora = no_lora,
+        *,
+        gated: Callable[[jax.Array], jax.Array] | None = None,
     ) -> jax.Array:
         x, normed = self._add_attended(layer, x, attended, add)
-        gate, up = jnp.split(add("gate_up", normed, layer_linear(layer, "gate_up", normed)), 2, axis=-1)
-        inner = activate(gate, self.config.activation) * up
+        if gated is not None:
+            inner = gated(normed)
+        else:
+            gate, up = jnp.split(add("gate_up", normed, layer_linear(layer, "gate_up", normed)), 2, axis=-1)
+            inner = activate(gate, self.config.activation) * up
         return self._add_mlp(layer, x, add("down", inner, self._sum_over_shards(layer, "down", inner)))
+
+    def _gated(self, stacked: jax.Array, number: Any, x: jax.Array) -> jax.Array:
+        """x [T, D] times a layer of the matrices [L, 2 F, D], activated, to [T, F]."""
+        from prefixwise.backends.jax.hopper_gemm import gated_gemm
+
+        return gated_gemm(x, stacked, jnp.asarray(number, jnp.int32), self.config.activation)
 
     def _add_attended(
         self, layer: LayerWeights, x: jax.Array, attended: jax.Array, add: AddLora = no_lora

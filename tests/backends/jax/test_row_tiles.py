@@ -115,7 +115,7 @@ def test_buckets_up_to_one_with_other_bits_are_not_used(
     monkeypatch.setattr(invariant_rows, "_MATRICES", ("o", "down"))  # a program is compiled for each and every bucket
     buckets = (256, 320, 512, 1024, 2048, 4096, 8192)
     expected = None if least is None else buckets[buckets.index(least) :]
-    found = invariant_rows.invariant_buckets(small_layers(), jnp.bfloat16, buckets, jax.devices()[0])
+    found = invariant_rows.invariant_buckets(small_layers(), jnp.bfloat16, buckets, jax.devices()[0], False)
     assert found == expected
 
 
@@ -159,7 +159,8 @@ def test_what_batch_invariant_means_on_a_gpu(
     def make(chosen: BackendOptions) -> Any:
         info = FakeInfo(True, (4096,)) if chosen.batch_invariant else FakeInfo(False)
         weights, mesh = SimpleNamespace(layers=None), SimpleNamespace(local_devices=[None])
-        programs = SimpleNamespace(weights=weights, store=ExecutableStore())
+        transformer = SimpleNamespace(fuses_gate=False)
+        programs = SimpleNamespace(weights=weights, store=ExecutableStore(), transformer=transformer)
         return FakeAssembly(dtype, info, programs, mesh)
 
     choice: Any = SimpleNamespace(platform="gpu")
@@ -175,9 +176,14 @@ def small_layers(*, has_bias: bool = False, is_fp8: bool = False) -> LayerWeight
     return weight_shapes(config, jnp.bfloat16, mesh, HeadPlacement.plan(2, 1, 1), is_fp8=is_fp8).layers
 
 
-@pytest.mark.parametrize(("has_bias", "is_fp8"), [(False, False), (True, False), (True, True)])
-def test_gemms_of_buckets_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch, has_bias: bool, is_fp8: bool) -> None:
-    """Every matrix is multiplied as the model does, with as many rows as each bucket has."""
+@pytest.mark.parametrize(
+    ("has_bias", "is_fp8", "fuses_gate"),
+    [(False, False, False), (True, False, False), (True, True, False), (False, False, True)],
+)
+def test_gemms_of_buckets_are_those_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, has_bias: bool, is_fp8: bool, fuses_gate: bool
+) -> None:
+    """Every matrix that XLA multiplies, as the model does, with as many rows as each bucket has."""
     layers, seen = small_layers(has_bias=has_bias, is_fp8=is_fp8), set()
 
     def linear(layer: LayerWeights, name: Matrix, x: jax.Array, *dtype: Any, bias: Any = None) -> jax.Array:
@@ -186,8 +192,8 @@ def test_gemms_of_buckets_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch
         return out
 
     monkeypatch.setattr(invariant_rows, "layer_linear", linear)
-    invariant_rows.invariant_buckets(layers, jnp.bfloat16, (8, 16), jax.devices()[0])
-    columns = {"qkv": 64, "o": 32, "gate_up": 96, "down": 32}
+    invariant_rows.invariant_buckets(layers, jnp.bfloat16, (8, 16), jax.devices()[0], fuses_gate)
+    columns = {"qkv": 64, "o": 32, "down": 32} | ({} if fuses_gate else {"gate_up": 96})
     assert seen == {
         (name, rows, width, "bfloat16", has_bias and name == "qkv")
         for name, width in columns.items()

@@ -20,7 +20,7 @@ from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
 from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED
 from prefixwise.backends.jax.inputs import ProgramSpec, capacities, unpack
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
-from prefixwise.backends.jax.model import Transformer
+from prefixwise.backends.jax.model import LastLayer, Transformer
 from prefixwise.backends.jax.row_tiles import RowTiles
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
 from prefixwise.forward.tiles import KEY_TILE, Tiles, tile_capacities
@@ -87,6 +87,12 @@ def weights() -> ModelWeights:
     )
 
 
+def on_hopper() -> Transformer:
+    heads_per_kv, rows = CONFIG.num_heads // CONFIG.num_kv_heads, RowTiles(None, score_rows=256)
+    fused = {"fuses_heads": True, "fuses_gate": True}
+    return Transformer(CONFIG, CONFIG.num_kv_heads, heads_per_kv, 1, rows, HOPPER, PALLAS_GPU, **fused)
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -97,12 +103,11 @@ def weights() -> ModelWeights:
     ids=lambda spec: spec.title,
 )
 def test_a_whole_trunk_lowers_for_a_hopper_gpu(spec: ProgramSpec) -> None:
-    """Prefixes in the KV cache use the Hopper kernel. All kernels occur once, in a function that the loop over layers
-    and the last layer use. Triton's are one for QK norm and RoPE, two for the self part, one for prefixes of the batch.
+    """Prefixes in the KV cache use the Hopper kernel, and the MLP has another. All kernels occur once, in a function
+    that the loop over layers and the last layer use. Triton's are one for QK norm and RoPE, two for the self part, one
+    for prefixes of the batch.
     """
-    heads_per_kv, num_pages = CONFIG.num_heads // CONFIG.num_kv_heads, 64
-    rows = RowTiles(None, score_rows=256)
-    trunk = Transformer(CONFIG, CONFIG.num_kv_heads, heads_per_kv, 1, rows, HOPPER, PALLAS_GPU, fuses_heads=True)
+    trunk, heads_per_kv, num_pages = on_hopper(), CONFIG.num_heads // CONFIG.num_kv_heads, 64
     attention = trunk.attention if spec.reads == "kv_cache" else trunk.batch_attention
     lens = capacities(spec, attention.tile_sizes(heads_per_kv), max_kv_blocks=num_pages)
     cached = halves(CONFIG.num_layers * num_pages * KEY_TILE, CONFIG.num_kv_heads, CONFIG.head_size)
@@ -113,4 +118,10 @@ def test_a_whole_trunk_lowers_for_a_hopper_gpu(spec: ProgramSpec) -> None:
 
     packed = integers(sum([*lens[:-1], *lens.tiles]))
     found = kernels(program.trace(weights(), KVCacheArrays(cached, cached), packed))
-    assert found == ({"triton": 3, "mosaic_gpu": 1} if spec.reads == "kv_cache" else {"triton": 4})
+    is_cached = spec.reads == "kv_cache"
+    assert found == ({"triton": 3, "mosaic_gpu": 2} if is_cached else {"triton": 4, "mosaic_gpu": 1})
+
+
+def test_scored_rows_of_the_last_layer_have_the_gemm_of_xla() -> None:
+    last = LastLayer(halves(2048, CONFIG.model_size), halves(2048, CONFIG.num_heads * CONFIG.head_size))
+    assert not kernels(jax.jit(on_hopper().score).trace(weights(), last, integers(256)))
