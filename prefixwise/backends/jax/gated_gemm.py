@@ -1,7 +1,8 @@
 """Whether the MLP's first GEMM and its activation can be one kernel here (`hopper_gemm.py`).
 
 Trunks then have it for every number of rows, so that this number does not decide a row's bits. The program of the last
-layer's MLP, which has the same few rows at any time, keeps XLA's GEMM, and so do programs with LoRA.
+layer's MLP, which has the same few rows at any time, keeps XLA's GEMM. Where LoRA adapters may be loaded, all programs
+do: those with adapters need gate and up, and a row without one is to have the same bits beside them and alone.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def has_gated_gemm(
 def _takes(config: ModelConfig, options: BackendOptions, platform: str, dtype: jnp.dtype) -> bool:
     if platform != "hopper" or dtype not in (jnp.bfloat16, jnp.float16) or find_spec("absl") is None:
         return False
-    if config.experts is not None or options.tp_size > 1 or options.quantization is not None:
+    if config.experts is not None or options.tp_size > 1 or options.quantization is not None or options.max_loras:
         return False
     inner = config.model_size
     return config.mlp_size % _COLUMN_MULTIPLE == 0 and inner % _INNER_MULTIPLE == 0 and inner >= _LEAST_INNER

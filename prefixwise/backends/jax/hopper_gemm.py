@@ -120,6 +120,7 @@ def gated_gemm(
     """x [T, D] times one layer of weights [L, 2 F, D], gate and then up, to activation(gate) * up [T, F]. `interpret`
     (parameters of Pallas) interprets the kernel on any device, for tests."""
     num_rows, inner = x.shape
+    assert num_rows % TILE_ROWS == 0, "rows behind the last whole tile would not be written"
     shape = Shape(num_rows, weights.shape[1] // 2, inner, activation, interpret is not None)
 
     def entry(number: Ref, x: Ref, weights: Ref, out: Ref) -> None:

@@ -69,7 +69,7 @@ class Transformer:
     batch_attention: AttentionImplementation  # reads prefixes in the batch
     fuses_heads: bool  # are QK norm, RoPE and the write to the KV cache one kernel?
     kv_copies: int = 1  # how many shards hold each KV head
-    fuses_gate: bool = False  # is the MLP's first GEMM one kernel with its activation, in trunks without LoRA?
+    fuses_gate: bool = False  # is the MLP's first GEMM one kernel with its activation, in trunks?
 
     def __call__(
         self,

@@ -99,7 +99,8 @@ def test_it_lowers(activation: Activation, dtype: Any) -> None:
     ("changes", "options", "platform", "dtype", "expected"),
     [
         ({}, {}, "hopper", "bfloat16", True),
-        ({"activation": "gelu_tanh"}, {"max_loras": 2}, "hopper", "float16", True),
+        ({"activation": "gelu_tanh"}, {}, "hopper", "float16", True),
+        ({}, {"max_loras": 2}, "hopper", "bfloat16", False),
         ({}, {}, "gpu", "bfloat16", False),
         ({}, {}, "hopper", "float32", False),
         ({}, {"tp_size": 2}, "hopper", "bfloat16", False),
