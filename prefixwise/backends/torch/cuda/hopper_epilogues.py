@@ -71,17 +71,20 @@ def round_sums(acc: gl.tensor, scales: gl.tuple, dtype: gl.constexpr, epilogue: 
 
 
 @jit
+def _as_bfloat16(wide: gl.tensor) -> gl.tensor:
+    """Rounded, in float32, of which bfloat16 is the upper half. Two numbers are rounded faster than one."""
+    convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, 0f00000000;"
+    return gl.inline_asm_elementwise(convert, "=r,r", [wide], gl.float32, is_pure=True, pack=1)
+
+
+@jit
 def _activate(rounded: gl.tensor, dtype: gl.constexpr, is_silu: gl.constexpr) -> gl.tensor:
-    """activation(gate) * up, with the roundings of `gate_kernel`."""
+    """activation(gate) * up, with the roundings of `gate_kernel`: in float32 where it is to be quantised."""
     if dtype != gl.float16:
         gate = (rounded << 16).to(gl.float32, bitcast=True)
         up = (rounded & -65536).to(gl.float32, bitcast=True)
-        # bfloat16 is the upper half of a float32, and two of them are rounded faster than one.
-        convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, 0f00000000;"
-        activated = gl.inline_asm_elementwise(
-            convert, "=r,r", [activate(gate, is_silu)], gl.float32, is_pure=True, pack=1
-        )
-        gated = (activated * up).to(gl.bfloat16)
+        gated = _as_bfloat16(activate(gate, is_silu)) * up
+        gated = gated.to(dtype) if dtype == gl.bfloat16 else _as_bfloat16(gated)
     else:
         gate = rounded.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
         up = (rounded >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
@@ -92,19 +95,21 @@ def _activate(rounded: gl.tensor, dtype: gl.constexpr, is_silu: gl.constexpr) ->
 
 @jit
 def _quantise(
-    gated: gl.tensor,  # [R, P]
+    gated: gl.tensor,  # [R, P] float32
     exponents: gl.tensor,  # [parts, T] uint8
     row: gl.tensor,
     part: gl.tensor,
     num_rows: gl.tensor,  # T
-    dtype: gl.constexpr,
 ) -> gl.tensor:
-    """Codes of a part, and the exponents of their scales, as `quantise_activations` has them before a row has one."""
-    wide = gated.to(gl.float32)
-    found = gl.maximum(fitting_exponents(gl.max(gl.maximum(wide, -wide), 1)), 127)  # the biased exponent of 1
+    """Codes of a part, two in each number of [R, P / 2], and the exponents of their scales, as `quantise_activations`
+    has them before a row has one."""
+    found = gl.maximum(fitting_exponents(gl.max(gl.abs(gated), 1)), 127)  # the biased exponent of 1
     rows = row + gl.arange(0, gated.shape[0], gl.SliceLayout(1, gated.type.layout))
     gl.store(exponents + part * num_rows + rows, found.to(gl.uint8), mask=rows < num_rows)
-    return (wide * power_of_two(254 - found)[:, None]).to(dtype)
+    scaled = gated * power_of_two(254 - found)[:, None]
+    lower, upper = scaled.reshape([scaled.shape[0], scaled.shape[1] // 2, 2]).split()
+    convert: gl.constexpr = "cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;"
+    return gl.inline_asm_elementwise(convert, "=h,r,r", [upper, lower], gl.int16, is_pure=True, pack=1)
 
 
 @jit
@@ -154,13 +159,17 @@ def store_part(
         columns = _neighbours(numbers, out.dtype)
     else:
         columns = _activate(numbers, out.dtype, epilogue == "silu")
-        if exponents is not None:
-            number = column // stored.shape[2] + part
-            columns = _quantise(columns, exponents, row, number, out.shape[0], out.dtype)
-    buffer = stored.index(group * num_slots + part % num_slots)
+    slot: gl.constexpr = group * num_slots + part % num_slots
+    buffer = stored.index(slot)
+    target = buffer
+    if exponents is not None:
+        columns = _quantise(columns, exponents, row, column // stored.shape[2] + part, out.shape[0])
+        pairs: gl.constexpr = [stored.shape[1], stored.shape[2] // 2]
+        of_pairs: gl.constexpr = gl.NVMMASharedLayout.get_default_for(pairs, gl.int16)
+        target = stored._reinterpret(gl.int16, [stored.shape[0]] + pairs, of_pairs).index(slot)  # noqa: RUF005
     place = [row, column + part * stored.shape[2]]
     tma.store_wait(num_slots - 1)  # what was in this slot
-    buffer.store(columns)
+    target.store(columns)
     fence_async_shared()
     if epilogue == "add":
         _add_shared_to_global(out, place, buffer)
