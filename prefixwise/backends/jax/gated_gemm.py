@@ -18,7 +18,7 @@ import numpy as np
 
 from prefixwise.backends.jax.devices import DeviceChoice
 from prefixwise.backends.jax.executables import ExecutableStore
-from prefixwise.backends.jax.model import activate, linear
+from prefixwise.backends.jax.linear import activate, linear
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.models.config import ModelConfig
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from prefixwise.backends.jax.linear import linear
 from prefixwise.backends.jax.mesh import TENSOR
-from prefixwise.backends.jax.model import linear, look_up
+from prefixwise.backends.jax.model import look_up
 
 LABEL_TILE = 16  # label rows of the head at a time
 VOCAB_TILE = 8192  # vocabulary rows of the head at a time

@@ -8,7 +8,7 @@ CTAs are persistent. The kernel reads the weights of all layers, and the layer's
 matrix before a GEMM of a library.
 
 A row's bits depend neither on its place nor on the number of rows: an element is summed over k in order, in float32, by
-one accumulator. Roundings are those of a GEMM and `model.activate`.
+one accumulator. Roundings are those of a GEMM and `linear.activate`.
 
 In the kernel: `R` = 64 rows of a warpgroup, `C` = 128 columns of gate, and of up, in a tile, `S` = 64 columns of x in a
 step, `P` = 64 columns of the output in a part.

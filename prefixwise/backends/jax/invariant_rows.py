@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Compiled
 from jax.typing import DTypeLike
 
-from prefixwise.backends.jax.model import layer_linear
+from prefixwise.backends.jax.linear import layer_linear
 from prefixwise.backends.jax.programs import COMPILER_OPTIONS
 from prefixwise.backends.jax.weights import LayerWeights
 from prefixwise.models.lora import Matrix

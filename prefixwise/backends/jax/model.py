@@ -20,9 +20,9 @@ from prefixwise.backends.jax.attention.base import NO_WINDOW, AttentionImplement
 from prefixwise.backends.jax.attention.dense import DenseMask
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.experts import Routing, Slots, add_outputs, assign_slots, expert_matrix, route
-from prefixwise.backends.jax.fp8 import fp8_linear, quantise_activations, quantise_rows, round_to_fp8
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
+from prefixwise.backends.jax.linear import activate, layer_linear, linear
 from prefixwise.backends.jax.lora import Adapters, AddLora, LoraRows, adding, no_lora
 from prefixwise.backends.jax.mesh import TENSOR
 from prefixwise.backends.jax.pooling import mean_of_segments
@@ -37,7 +37,7 @@ from prefixwise.backends.jax.qk_norm_rope import (
 )
 from prefixwise.backends.jax.row_tiles import RowTiles, map_rows
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
-from prefixwise.models.config import Activation, ModelConfig, RopeConfig
+from prefixwise.models.config import ModelConfig, RopeConfig
 from prefixwise.models.lora import Matrix
 
 Inputs = ForwardInputs[jax.Array]
@@ -398,33 +398,3 @@ def look_up(table: jax.Array, ids: jax.Array, tp_size: int) -> jax.Array:
     is_here = (local >= 0) & (local < len(table))
     rows = jnp.where(is_here[:, None], table[jnp.clip(local, 0, len(table) - 1)], 0)
     return lax.psum(rows, TENSOR)
-
-
-def linear(x: jax.Array, weight: jax.Array, dtype: Any = None, *, bias: jax.Array | None = None) -> jax.Array:
-    """x [T, in] times a weight [out, in] to [T, out], in x's dtype unless another is given."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    wide = jnp.float32 if bias is not None else dtype
-    out = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=wide)
-    if bias is None:
-        return out
-    return (out + bias.astype(jnp.float32)).astype(dtype or x.dtype)
-
-
-def layer_linear(
-    layer: LayerWeights, matrix: Matrix, x: jax.Array, dtype: Any = None, *, bias: jax.Array | None = None
-) -> jax.Array:
-    """x [T, in] times a matrix of one layer to [T, out]; rows are quantised where the matrix is in FP8. The part of a
-    row that a shard has is then quantised by itself."""
-    weight = getattr(layer, matrix)
-    if layer.fp8_scales is None:
-        return linear(x, weight, dtype, bias=bias)
-    has_static_scale = matrix == "o" and layer.attention_norm is not None  # folded into weights: `forward/fp8.py`
-    quantise = quantise_activations if matrix == "down" and layer.mlp_norm is not None else quantise_rows
-    codes, row_scales = (round_to_fp8(x), None) if has_static_scale else quantise(x)
-    return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), dtype or x.dtype, bias=bias)
-
-
-def activate(x: jax.Array, activation: Activation) -> jax.Array:
-    """The activation, computed in float32 and rounded to x's dtype."""
-    wide = x.astype(jnp.float32)
-    return (jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)).astype(x.dtype)

@@ -19,7 +19,7 @@ from prefixwise.backends.jax.assembly import _transformer
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.devices import DeviceChoice
 from prefixwise.backends.jax.executables import ExecutableStore
-from prefixwise.backends.jax.model import activate, linear
+from prefixwise.backends.jax.linear import activate, linear
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.programs import COMPILER_OPTIONS
 from prefixwise.backends.jax.row_tiles import RowTiles

@@ -16,8 +16,8 @@ from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.jax import invariant_rows
 from prefixwise.backends.jax.backend import _exact_assembly
 from prefixwise.backends.jax.executables import ExecutableStore
+from prefixwise.backends.jax.linear import layer_linear
 from prefixwise.backends.jax.mesh import make_mesh
-from prefixwise.backends.jax.model import layer_linear
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.row_tiles import (
     ACCELERATOR_ROWS,
