@@ -38,7 +38,8 @@ def value_factor(bound: float) -> float:
 def up_factor(gate_norm: float, up_norm: float) -> float:
     """The power of two that a layer's up is multiplied by. The norms are the root mean squares of those of the rows of
     gate and up, behind the norm's weights. Of small numbers SiLU and GELU are half."""
-    return 2.0 ** -round(math.log2(max(gate_norm * up_norm / 2, SMALLEST_MAX)))
+    expected = gate_norm * up_norm / 2
+    return 2.0 ** -round(math.log2(max(expected, SMALLEST_MAX))) if math.isfinite(expected) else 1.0
 
 
 def check_fp8_device(platform: str, capability: tuple[int, int] | None) -> None:

@@ -60,11 +60,12 @@ def _takes(config: ModelConfig, options: BackendOptions, platform: str, dtype: j
 
 def _probe(config: ModelConfig, dtype: jnp.dtype, device: jax.Device) -> bool:
     """Raises what the compiler raises, and ArithmeticError where the result is another than XLA's."""
-    from prefixwise.backends.jax.hopper_gemm import COLUMNS, TILE_ROWS, gated_gemm
+    from prefixwise.backends.jax.hopper_gemm import COLUMNS, NUM_CTAS, TILE_ROWS, gated_gemm
 
     with jax.default_device(device):
         keys, inner = jax.random.split(jax.random.key(0)), config.model_size
-        x = jax.random.normal(keys[0], (2 * TILE_ROWS, inner), dtype)
+        num_rows = (NUM_CTAS // 2 + 1) * TILE_ROWS  # and two columns of tiles: some CTAs have more than one tile
+        x = jax.random.normal(keys[0], (num_rows, inner), dtype)
         weights = jax.random.normal(keys[1], (2, 4 * COLUMNS, inner), dtype) / math.sqrt(inner)
         found = jax.jit(gated_gemm, static_argnums=3)(x, weights, jnp.int32(1), config.activation)
         gate, up = jnp.split(linear(x, weights[1]), 2, axis=-1)

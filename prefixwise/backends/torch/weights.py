@@ -4,8 +4,8 @@ Q, K and V are one matrix, gate and up another. No tensor exists twice, so loadi
 megabytes for each thread. All threads fill the matrices once all are allocated; dequantising keeps them busy.
 
 In FP8 the matrices of the layers are codes with a scale per row, made on the device while they are filled. Codes that a
-checkpoint stores with one scale per row, or per tensor, are taken as they are. Scales of V and O have that of
-attention's output in them (`forward/fp8.py`).
+checkpoint stores with one scale per row, or per tensor, are taken as they are. Scales of V, O, up and down have powers
+of two in them (`forward/fp8.py`).
 """
 
 from __future__ import annotations

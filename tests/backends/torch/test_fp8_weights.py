@@ -106,7 +106,10 @@ def test_no_value_exceeds_what_attention_s_output_may_be(checkpoint_of: Callable
     assert FP8_MAX / 3 < found.abs().max() <= FP8_MAX
 
 
-@pytest.mark.parametrize(("gate", "up", "factor"), [(1.0, 1.0, 2.0), (0.3, 0.2, 32.0), (8.0, 4.0, 1 / 16)])
+@pytest.mark.parametrize(
+    ("gate", "up", "factor"),
+    [(1.0, 1.0, 2.0), (0.3, 0.2, 32.0), (8.0, 4.0, 1 / 16), (0.0, 1.0, 2.0**40), (math.nan, 1.0, 1.0)],
+)
 def test_up_is_scaled_by_a_power_of_two(gate: float, up: float, factor: float) -> None:
     assert up_factor(gate, up) == factor
 

@@ -1,6 +1,7 @@
 """The elementwise kernels of a layer whose GEMMs are in FP8: each writes codes, and one scale per row.
 
-One program takes one whole row, because its scale is that of its largest magnitude. A row is rounded to the model's
+One program takes one whole row, because its scale is that of its largest magnitude. (`rescale_kernel` ends what a GEMM
+has begun, and takes several.) A row is rounded to the model's
 dtype before it is quantised, as `elementwise_kernels.py` rounds it, so the codes are those of `quantise_rows`, for the
 MLP's activations of `quantise_activations`, over what the other kernel writes. Bits do not depend on other rows, as
 there.
@@ -28,7 +29,7 @@ _FP8_MAX: tl.constexpr = tl.constexpr(FP8_MAX)
 _SMALLEST_MAX: tl.constexpr = tl.constexpr(SMALLEST_MAX)
 _PART: tl.constexpr = tl.constexpr(ACTIVATION_PART)
 _ONE: tl.constexpr = tl.constexpr(127)  # the biased exponent of 1
-_ROW_TILE = 64  # rows whose scales a program of `rescale_kernel` finds
+_MAX_TILE_PARTS = 8192  # of the rows of a program of `rescale_kernel`: more would not fit registers
 
 
 @jit
@@ -203,14 +204,16 @@ def rescale(codes: Tensor, exponents: Tensor, row_scales: Tensor) -> None:
     """Activations [T, F] whose parts were rounded each with a scale of its own, with exponents [F / 32, T], to codes
     with scales of their rows."""
     num_parts, num_rows = exponents.shape
+    padded_parts = triton.next_power_of_2(num_parts)
+    row_tile = min(max(_MAX_TILE_PARTS // padded_parts, 16), 64)
     launch(
         rescale_kernel,
-        (triton.cdiv(num_rows, _ROW_TILE),),
+        (triton.cdiv(num_rows, row_tile),),
         *(codes, exponents, row_scales, num_rows),
         size=codes.shape[1],
         num_parts=num_parts,
-        padded_parts=triton.next_power_of_2(num_parts),
-        row_tile=_ROW_TILE,
+        padded_parts=padded_parts,
+        row_tile=row_tile,
     )
 
 

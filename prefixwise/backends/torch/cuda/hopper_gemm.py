@@ -33,6 +33,7 @@ from prefixwise.backends.torch.cuda.attention import HOPPER
 from prefixwise.backends.torch.cuda.hopper import describe
 from prefixwise.backends.torch.cuda.hopper_epilogues import jit, load_scales, round_sums, store_part
 from prefixwise.backends.torch.fp8 import FP8
+from prefixwise.forward.fp8 import ACTIVATION_PART
 from prefixwise.models.config import Activation
 
 _NUM_BUFFERS: gl.constexpr = gl.constexpr(4)  # steps in flight
@@ -277,7 +278,11 @@ def gated_gemm(
     exponents: Tensor | None = None,
 ) -> None:
     """activation(x @ gate.T) * (x @ up.T): x [T, D] and weight [2 F, D] to the first F columns of `out`. `scales`: in
-    FP8 those of the rows [T] and of the weight [2 F]; `exponents` [F / 32, T] are then those of the parts of `out`."""
+    FP8 those of the rows [T] and of the weight [2 F]. `out` are then codes of parts, whose scales have the `exponents`
+    [F / 32, T], and which `rescale` makes codes of rows."""
+    if exponents is not None:
+        assert ACTIVATION_PART * _NUM_PARTS.value == _HALF_COLUMNS, "a part of a tile is one of a row"
+        assert exponents.shape == (len(weight) // 2 // ACTIVATION_PART, len(x))
     _launch(x, weight, out[:, : len(weight) // 2], _HALF_COLUMNS, scales, activation, exponents)
 
 
@@ -334,7 +339,7 @@ def rows_of_both_tiles(num_columns: int, processors: int, row_unit: int) -> int:
 
 
 def has_gated_gemm(weight: Tensor) -> bool:
-    """Can the matrix [2 F, D] of gate and up be multiplied here, and is that faster?"""
+    """Can the matrix [2 F, D] of gate and up be multiplied here?"""
     return _has_gemm(weight)
 
 

@@ -5,7 +5,7 @@ it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.f
 that are scored.
 
 In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes; attention writes codes,
-whose scale is in the weights (`forward/fp8.py`).
+whose scale is in the weights (`forward/fp8.py`). Where a GEMM activates, `rescale` finds the scales of its rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Buffers:
     local_cos: Tensor  # [T, H / 2] float32, of layers with a window; empty where they have the same RoPE
     local_sin: Tensor  # [T, H / 2] float32
     lse: Tensor  # [T, N] float32
-    row_scales: Tensor  # [T] float32, of the codes that norms and the activation write; empty without FP8
+    row_scales: Tensor  # [T] float32, of the codes in `normed`, then of those in `gated`; empty without FP8
     attended_codes: Tensor  # [T, N, H]: attention's result; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
     query_codes: Tensor  # [T, N, H] for prefix attention in FP8, else empty

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from prefixwise.backends.torch import kernel_choice
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.fp8 import FP8, fp8_linear
 from prefixwise.forward.batch import Layout
@@ -159,7 +161,7 @@ def test_the_trial_adds_whole_tiles_and_halves(num_columns: int, row_unit: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("epilogue", "dtype"),
-    [("silu", "bf16"), ("gelu_tanh", "bf16"), ("silu", "fp8e4nv"), ("add", "bf16"), ("add", "fp8e4nv")],
+    [(epilogue, dtype) for epilogue in ("silu", "gelu_tanh", "add") for dtype in ("bf16", "fp8e4nv")],
 )
 def test_it_fits_a_multiprocessor_and_its_registers(epilogue: str, dtype: str, tmp_path: Path) -> None:
     from triton import compile, knobs
@@ -200,3 +202,35 @@ def test_it_fits_a_multiprocessor_and_its_registers(epilogue: str, dtype: str, t
     ).stdout
     assert ("QGMMA" if is_fp8 else "HGMMA") in sass
     assert "STL" not in sass, "registers go to memory"
+
+
+class TestTrial:
+    """What follows from the trial of the GEMM that activates."""
+
+    @pytest.mark.parametrize(
+        ("is_alike", "is_invariant", "expected"), [(True, True, 2048), (False, False, 2048), (False, True, 1)]
+    )
+    def test_the_number_of_rows_chooses_only_between_equal_bits(
+        self, monkeypatch: pytest.MonkeyPatch, is_alike: bool, is_invariant: bool, expected: int
+    ) -> None:
+        from prefixwise.backends.torch.cuda import gemm_trials, hopper_gemm
+
+        monkeypatch.setattr(gemm_trials, "gates_alike", lambda *_: is_alike)
+        monkeypatch.setattr(hopper_gemm, "has_gated_gemm", lambda _: True)
+        layer = SimpleNamespace(gate_up=torch.zeros(2, 2), fp8_scales=None)
+        transformer: Any = SimpleNamespace(
+            weights=SimpleNamespace(layers=[layer]),
+            config=SimpleNamespace(activation="silu"),
+            row_counts=None,
+            tile_rows=2048 if is_invariant else None,
+        )
+        assert kernel_choice._choose_gate_rows(transformer) == expected
+
+    def test_what_is_wrong_is_no_matter_of_bits(self) -> None:
+        from prefixwise.backends.torch.cuda.gemm_trials import _check_near
+
+        numbers = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        _check_near(numbers * (1 + 1e-3), numbers)
+        for wrong in (numbers.flip(1), numbers * 1.1, numbers.clone().fill_(float("nan"))):
+            with pytest.raises(ArithmeticError, match="off by"):
+                _check_near(wrong, numbers)
