@@ -25,6 +25,8 @@ SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its
 MIN_CAPABILITY = (8, 9)  # Ada: the first NVIDIA GPU with FP8 GEMMs
 MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
 ACTIVATION_PART = 32  # columns
+EXPONENT_OF_ONE = 127  # of a float32, biased
+ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
 # The code of a number is off by 1/17 of it at most: those of a norm are, and those of values in a KV cache in FP8.
 # Roundings to bfloat16 are less than 1/100.
 _VALUE_MARGIN = 1.15

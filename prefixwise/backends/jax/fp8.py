@@ -15,11 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prefixwise.forward.fp8 import ACTIVATION_PART, FP8_MAX, SMALLEST_MAX
+from prefixwise.forward.fp8 import ABOVE_448, ACTIVATION_PART, EXPONENT_OF_ONE, FP8_MAX, SMALLEST_MAX
 
 FP8 = jnp.float8_e4m3fn
-_ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
-_ONE = 127  # the biased exponent of 1
 _BFLOAT16_BITS = {"exponent_bits": 8, "mantissa_bits": 7}
 
 
@@ -42,10 +40,10 @@ def quantise_activations(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     padded = jnp.pad(_float32(rows), ((0, 0), (0, -size % ACTIVATION_PART)))
     parts = padded.reshape(num_rows, -1, ACTIVATION_PART)
     bits = lax.bitcast_convert_type(jnp.max(jnp.abs(parts), axis=2), jnp.int32)
-    exponents = jnp.clip(((bits + _ABOVE_448) >> 23) - 8, _ONE, 2 * _ONE)  # 448 is 1.75 * 2**8
+    exponents = jnp.clip(((bits + ABOVE_448) >> 23) - 8, EXPONENT_OF_ONE, 2 * EXPONENT_OF_ONE)  # 448 is 1.75 * 2**8
     largest = jnp.max(exponents, axis=1, keepdims=True)
-    rounded = _rounded_to_fp8(parts * _powers(2 * _ONE - exponents)[..., None])
-    codes = (rounded * _powers(exponents - largest + _ONE)[..., None]).astype(FP8)
+    rounded = _rounded_to_fp8(parts * _powers(2 * EXPONENT_OF_ONE - exponents)[..., None])
+    codes = (rounded * _powers(exponents - largest + EXPONENT_OF_ONE)[..., None]).astype(FP8)
     return codes.reshape(num_rows, -1)[:, :size], _powers(largest[:, 0])
 
 

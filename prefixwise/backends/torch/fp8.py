@@ -24,14 +24,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.forward.fp8 import ACTIVATION_PART, FP8_MAX, SMALLEST_MAX, check_fp8_device, check_fp8_model
+from prefixwise.forward.fp8 import (
+    ABOVE_448,
+    ACTIVATION_PART,
+    EXPONENT_OF_ONE,
+    FP8_MAX,
+    SMALLEST_MAX,
+    check_fp8_device,
+    check_fp8_model,
+)
 from prefixwise.models.config import ModelConfig
 
 FP8 = torch.float8_e4m3fn
 KVFormat = Literal["auto", "fp8", "fp8_keys"]  # of the KV cache; the last for prefix attention in FP8
 KV_SCALE_BYTES = 1  # of a key or a value of one KV head: an exponent
-_ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
-_ONE = 127  # the biased exponent of 1
 
 
 def check_fp8(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -52,10 +58,10 @@ def quantise_activations(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[R, F] of the MLP to codes [R, F] and scales [R] float32, powers of two."""
     size = rows.shape[1]
     parts = F.pad(rows.float(), (0, -size % ACTIVATION_PART)).view(len(rows), -1, ACTIVATION_PART)
-    exponents = _exponents(parts).clamp_(min=_ONE)
+    exponents = _exponents(parts).clamp_(min=EXPONENT_OF_ONE)
     largest = exponents.amax(1, keepdim=True)
-    codes = (parts * _powers(2 * _ONE - exponents)[..., None]).to(FP8)
-    codes = (codes.float() * _powers(exponents - largest + _ONE)[..., None]).to(FP8)
+    codes = (parts * _powers(2 * EXPONENT_OF_ONE - exponents)[..., None]).to(FP8)
+    codes = (codes.float() * _powers(exponents - largest + EXPONENT_OF_ONE)[..., None]).to(FP8)
     return codes.flatten(1)[:, :size].contiguous(), _powers(largest[:, 0])
 
 
@@ -63,13 +69,13 @@ def quantise_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
     """[..., H] to codes [..., H] and the biased exponents [...] uint8 of their scales, as the KV cache has them."""
     wide = heads.float()
     exponents = _exponents(wide)
-    return (wide * _powers(2 * _ONE - exponents)[..., None]).to(FP8), exponents.to(torch.uint8)
+    return (wide * _powers(2 * EXPONENT_OF_ONE - exponents)[..., None]).to(FP8), exponents.to(torch.uint8)
 
 
 def _exponents(numbers: Tensor) -> Tensor:
     """Biased exponents [...] of the least powers of two with which numbers [..., H] fit."""
     bits = numbers.abs().amax(-1).view(torch.int32)
-    return (((bits + _ABOVE_448) >> 23) - 8).clamp_(1, 2 * _ONE)  # 448 is 1.75 * 2**8
+    return (((bits + ABOVE_448) >> 23) - 8).clamp_(1, 2 * EXPONENT_OF_ONE)  # 448 is 1.75 * 2**8
 
 
 def _powers(exponents: Tensor) -> Tensor:

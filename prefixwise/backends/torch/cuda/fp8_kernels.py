@@ -22,13 +22,13 @@ from prefixwise.backends.torch.cuda.elementwise_kernels import (
     launch,
     power_of_two,
 )
-from prefixwise.forward.fp8 import ACTIVATION_PART, FP8_MAX, SMALLEST_MAX
+from prefixwise.forward.fp8 import ACTIVATION_PART, EXPONENT_OF_ONE, FP8_MAX, SMALLEST_MAX
 from prefixwise.models.config import Activation
 
 _FP8_MAX: tl.constexpr = tl.constexpr(FP8_MAX)
 _SMALLEST_MAX: tl.constexpr = tl.constexpr(SMALLEST_MAX)
 _PART: tl.constexpr = tl.constexpr(ACTIVATION_PART)
-_ONE: tl.constexpr = tl.constexpr(127)  # the biased exponent of 1
+_ONE: tl.constexpr = tl.constexpr(EXPONENT_OF_ONE)
 _MAX_TILE_PARTS = 8192  # of the rows of a program of `rescale_kernel`: more would not fit registers
 
 
@@ -39,31 +39,24 @@ def store_codes(
     row_scale: tl.tensor,  # of the row's scale
     columns: tl.tensor,
     inside: tl.tensor,
+    are_activations: tl.constexpr,  # of the MLP
 ) -> None:
     """Quantise a row. Columns outside are 0."""
-    largest = tl.maximum(tl.max(tl.abs(row), 0), _SMALLEST_MAX)
-    codes = (row * tl.div_rn(_FP8_MAX, largest)).to(out.dtype.element_ty)
+    dtype: tl.constexpr = out.dtype.element_ty
+    if are_activations:
+        parts = tl.reshape(row, [row.shape[0] // _PART, _PART])
+        exponents = tl.maximum(fitting_exponents(tl.max(tl.abs(parts), 1)), _ONE)
+        largest = tl.max(exponents, 0)
+        codes = (parts * power_of_two(254 - exponents)[:, None]).to(dtype)
+        codes = (codes.to(tl.float32) * power_of_two(exponents - largest + _ONE)[:, None]).to(dtype)
+        codes = tl.reshape(codes, row.shape)  # in one row they are seen to lie side by side
+        scale = power_of_two(largest)
+    else:
+        largest = tl.maximum(tl.max(tl.abs(row), 0), _SMALLEST_MAX)
+        codes = (row * tl.div_rn(_FP8_MAX, largest)).to(dtype)
+        scale = largest * (1 / _FP8_MAX)
     tl.store(out + columns, codes, mask=inside)
-    tl.store(row_scale, largest * (1 / _FP8_MAX))
-
-
-@jit
-def store_activation_codes(
-    row: tl.tensor,  # [padded size] float32
-    out: tl.tensor,  # of the row's codes
-    row_scale: tl.tensor,  # of the row's scale
-    columns: tl.tensor,
-    inside: tl.tensor,
-) -> None:
-    """Quantise a row of the MLP's activations. Columns outside are 0."""
-    shape: tl.constexpr = [row.shape[0] // _PART, _PART]
-    parts = tl.reshape(row, shape)
-    exponents = tl.maximum(fitting_exponents(tl.max(tl.abs(parts), 1)), _ONE)
-    largest = tl.max(exponents, 0)
-    codes = (parts * power_of_two(254 - exponents)[:, None]).to(out.dtype.element_ty)
-    codes = (codes.to(tl.float32) * power_of_two(exponents - largest + _ONE)[:, None]).to(out.dtype.element_ty)
-    tl.store(out + columns, tl.reshape(codes, row.shape), mask=inside)  # whose addresses are seen to lie side by side
-    tl.store(row_scale, power_of_two(largest))
+    tl.store(row_scale, scale)
 
 
 @jit
@@ -112,10 +105,7 @@ def quantise_kernel(
     columns = tl.arange(0, padded_size)
     inside = columns < size
     wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-    if are_activations:
-        store_activation_codes(wide, out + row * size, row_scales + row, columns, inside)
-    else:
-        store_codes(wide, out + row * size, row_scales + row, columns, inside)
+    store_codes(wide, out + row * size, row_scales + row, columns, inside, are_activations)
 
 
 @jit
@@ -136,7 +126,7 @@ def norm_fp8_kernel(
     scales = tl.load(weight + columns, mask=inside, other=0.0)
     normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
     rounded = normed.to(x.dtype.element_ty).to(tl.float32)
-    store_codes(rounded, out + row * size, row_scales + row, columns, inside)
+    store_codes(rounded, out + row * size, row_scales + row, columns, inside, False)
 
 
 @jit
@@ -163,7 +153,7 @@ def add_norm_fp8_kernel(
     scales = tl.load(weight + columns, mask=inside, other=0.0)
     normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
     rounded = normed.to(x.dtype.element_ty).to(tl.float32)
-    store_codes(rounded, out + row * size, row_scales + row, columns, inside)
+    store_codes(rounded, out + row * size, row_scales + row, columns, inside, False)
 
 
 @jit
@@ -185,7 +175,7 @@ def gate_fp8_kernel(
     dtype: tl.constexpr = gate_up.dtype.element_ty
     activated = activate(gate, is_silu).to(dtype).to(tl.float32)
     rounded = (activated * up).to(dtype).to(tl.float32)
-    store_activation_codes(rounded, out + row * size, row_scales + row, columns, inside)
+    store_codes(rounded, out + row * size, row_scales + row, columns, inside, True)
 
 
 def row_sizes(size: int) -> dict[str, int]:

@@ -204,6 +204,18 @@ def test_it_fits_a_multiprocessor_and_its_registers(epilogue: str, dtype: str, t
     assert "STL" not in sass, "registers go to memory"
 
 
+@pytest.mark.parametrize(("columns", "swizzle"), [(32, 32), (64, 64)])
+def test_two_codes_at_a_time_lie_where_the_codes_of_a_part_do(columns: int, swizzle: int) -> None:
+    """Shared memory of codes is written as numbers of 16 bits, and stored as codes."""
+    from triton.experimental.gluon import language as gl
+
+    of_codes = gl.NVMMASharedLayout.get_default_for([64, columns], gl.float8e4nv)
+    of_pairs = gl.NVMMASharedLayout.get_default_for([64, columns // 2], gl.int16)
+    assert of_codes.swizzle_byte_width == of_pairs.swizzle_byte_width == swizzle
+    assert (of_codes.element_bitwidth, of_pairs.element_bitwidth) == (8, 16)
+    assert of_codes.transposed == of_pairs.transposed and of_codes.fp4_padded == of_pairs.fp4_padded
+
+
 class TestTrial:
     """What follows from the trial of the GEMM that activates."""
 
